@@ -5,63 +5,15 @@
 #include "options.h"
 #include "relaunch.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int read_options(tr__bench *b, int argc, char **argv)
-{
-    const tr__option options[] = {
-        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b->model, "nano", "gpt-mini", "gpt2", "bert-tiny", "bert-base", "mlp",
-            "lenet", "resnet18", "resnet50", "vgg11")},
-        {"batch", 0, "N", "sequences or samples on each rank (8; gpt2, bert-base, resnet50, vgg11: 4; mlp, lenet: 64)",
-            TR__INTEGER(&b->batch, 1, 100000)},
-        {"size", 0, "N", "pixels a side of images (224)", TR__INTEGER(&b->size, 32, 4096)},
-        {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
-            TR__CHOICE(&b->optimizer, "adamw", "sgd", "momentum")},
-        {"step-in-backward", 0, NULL, "update each parameter as its gradient is final: no memory for all gradients; one rank",
-            TR__FLAG(&b->step_in_backward)},
-        {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b->capture)},
-        {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b->bf16_state)},
-        {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b->seq, 1, 1000000)},
-        {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b->dtype, "f32", "bf16")},
-        {"ranks", 'n', "N", "processes", TR__INTEGER(&b->ranks, 1, TR_LAUNCH_MAX_RANKS)},
-        {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
-            TR__TEXT(&b->device)},
-        {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
-            TR__CHOICE(&b->backend, "native", "nccl", "mpi")},
-        {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b->threads, 1, 1024)},
-        {"steps", 0, "N", "steps that count; of mlp and lenet each is 50 in a row", TR__INTEGER(&b->steps, 1, 1000000)},
-        {"warmup", 0, "N", "steps before them", TR__INTEGER(&b->warmup, 0, 1000000)},
-        {"peer", 0, "COMMAND",
-            "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
-            "                            as many steps as the line says and prints the milliseconds of one",
-            TR__TEXT(&b->peer)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b->json)},
-        {0},
-    };
-    const tr__syntax syntax = {"bench model", NULL,
-        "Times whole training steps (forward, backward, the optimizer's), beside the peak of oneDNN's own sgemm in\n"
-        "the same run.",
-        options, .operands = {0, 0}};
-    return tr__parse(&syntax, &argc, argv);
-}
-
-const char **tr__bench_given(int argc, char **argv)
-{
-    const char **given = calloc((size_t)argc + 2, sizeof *given);
-    if (!given) {
-        tr__complain(TR__BENCH, "out of memory");
-        return NULL;
-    }
-    given[0] = "bench";
-    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
-    return given;
-}
-
 /* What was not given depends on the model. */
-static int complete_options(tr__bench *b)
+static int complete_options(void *self)
 {
+    tr__bench *b = self;
     const tr__usual *usual = tr__usual_of(b->model);
     if (b->seq && !usual->seq) {
         tr__complain(TR__BENCH, "--seq: the samples of %s are no sequences", b->model);
@@ -91,50 +43,134 @@ static int complete_options(tr__bench *b)
     return -1;
 }
 
+static int run_rank(void *self)
+{
+    return tr__bench_rank(self);
+}
+
 static int bench_model(int argc, char **argv)
 {
-    const char **given = tr__bench_given(argc, argv);
-    if (!given) return TR__EXIT_FAILED;
     tr__bench b = {.model = "gpt-mini", .dtype = "f32", .device = "cpu", .backend = "native", .ranks = 1, .steps = 20, .warmup = 3};
-    int code = read_options(&b, argc, argv);
-    if (code < 0) code = complete_options(&b);
+    const tr__option options[] = {
+        {"model", 0, "NAME", "what is trained", TR__CHOICE(&b.model, "nano", "gpt-mini", "gpt2", "bert-tiny", "bert-base", "mlp",
+            "lenet", "resnet18", "resnet50", "vgg11")},
+        {"batch", 0, "N", "sequences or samples on each rank (8; gpt2, bert-base, resnet50, vgg11: 4; mlp, lenet: 64)",
+            TR__INTEGER(&b.batch, 1, 100000)},
+        {"size", 0, "N", "pixels a side of images (224)", TR__INTEGER(&b.size, 32, 4096)},
+        {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
+            TR__CHOICE(&b.optimizer, "adamw", "sgd", "momentum")},
+        {"step-in-backward", 0, NULL, "update each parameter as its gradient is final: no memory for all gradients; one rank",
+            TR__FLAG(&b.step_in_backward)},
+        {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b.capture)},
+        {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b.bf16_state)},
+        {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b.seq, 1, 1000000)},
+        {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b.dtype, "f32", "bf16")},
+        {"ranks", 'n', "N", "processes", TR__INTEGER(&b.ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
+            TR__TEXT(&b.device)},
+        {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
+            TR__CHOICE(&b.backend, "native", "nccl", "mpi")},
+        {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b.threads, 1, 1024)},
+        {"steps", 0, "N", "steps that count; of mlp and lenet each is 50 in a row", TR__INTEGER(&b.steps, 1, 1000000)},
+        {"warmup", 0, "N", "steps before them", TR__INTEGER(&b.warmup, 0, 1000000)},
+        {"peer", 0, "COMMAND",
+            "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
+            "                            as many steps as the line says and prints the milliseconds of one",
+            TR__TEXT(&b.peer)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
+        {0},
+    };
+    const tr__syntax syntax = {"bench model", NULL,
+        "Times whole training steps (forward, backward, the optimizer's), beside the peak of oneDNN's own sgemm in\n"
+        "the same run.",
+        options, .operands = {0, 0}};
+    return tr__bench_run(&(tr__bench_job){&syntax, &b.ranks, complete_options, run_rank, &b}, argc, argv);
+}
+
+/* ---- All benches ------------------------------------------------------------------------------------------------- */
+
+int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
+{
+    const char **given = calloc((size_t)argc + 2, sizeof *given); /* "bench" and the arguments, which parsing rearranges */
+    if (!given) {
+        tr__complain(TR__BENCH, "out of memory");
+        return TR__EXIT_FAILED;
+    }
+    given[0] = "bench";
+    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    int code = tr__parse(job->syntax, &argc, argv);
+    if (code < 0 && job->check) code = job->check(job->self);
     if (code < 0)
-        code = b.ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, b.ranks, NULL) : tr__bench_rank(&b);
+        code = *job->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, *job->ranks, NULL) : job->rank(job->self);
     free(given);
     return code;
 }
 
+int tr__bench_failed(tr_status status)
+{
+    if (status == TR_PEER) return TR_EXIT_PEER;
+    if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
+void tr__take_core(int rank, int world_size)
+{
+    cpu_set_t allowed, own;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) < 0 || CPU_COUNT(&allowed) < world_size) return;
+    int core = 0;
+    for (int left = rank; left >= 0; core++) left -= CPU_ISSET(core, &allowed);
+    CPU_ZERO(&own);
+    CPU_SET(core - 1, &own);
+    sched_setaffinity(0, sizeof own, &own);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double tr__median(double *values, int n)
+{
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} benches[] = {
+    {"model", bench_model, "training steps of a model"},
+    {"all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier",
+        tr__bench_collective, "a collective, by size"},
+    {"tune", tr__bench_tune, "collectives by every algorithm, and the table of algorithms that fits them"},
+    {"predict", tr__bench_predict, "what a collective would cost on up to thousands of ranks"},
+    {"store", tr__bench_store, "clients that come to a store"},
+    {"join", tr__bench_join, "ranks that become a group"},
+    {"groups", tr__bench_groups, "groups within a group"},
+    {"rpc", tr__bench_rpc, "calls to a function of another process"},
+    {"loader", tr__bench_loader, "batches of a dataset"},
+    {"checkpoint", tr__bench_checkpoint, "saving, loading and verifying a checkpoint"},
+    {"dist-autograd", tr__bench_dist, "a training step over two workers"},
+    {"report", tr__bench_report, "the page of results, made from what the others have written by --json"},
+};
+enum { BENCHES = sizeof benches / sizeof *benches };
+
 int tr__cli_bench(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : NULL;
-    if (what && !strcmp(what, "model")) return bench_model(argc - 1, argv + 1);
-    if (what && !strcmp(what, "tune")) return tr__bench_tune(argc - 1, argv + 1);
-    if (what && !strcmp(what, "predict")) return tr__bench_predict(argc - 1, argv + 1);
-    if (what && !strcmp(what, "store")) return tr__bench_store(argc - 1, argv + 1);
-    if (what && !strcmp(what, "rpc")) return tr__bench_rpc(argc - 1, argv + 1);
-    if (what && !strcmp(what, "loader")) return tr__bench_loader(argc - 1, argv + 1);
-    if (what && !strcmp(what, "checkpoint")) return tr__bench_checkpoint(argc - 1, argv + 1);
-    if (what && !strcmp(what, "join")) return tr__bench_join(argc - 1, argv + 1);
-    if (what && !strcmp(what, "groups")) return tr__bench_groups(argc - 1, argv + 1);
-    if (what && !strcmp(what, "dist-autograd")) return tr__bench_dist(argc - 1, argv + 1);
-    if (what && !strcmp(what, "report")) return tr__bench_report(argc - 1, argv + 1);
-    if (what && tr__is_collective(what)) return tr__bench_collective(argc - 1, argv + 1);
+    for (int i = 0; i < BENCHES && what; i++) {
+        bool asked = benches[i].run == tr__bench_collective ? tr__is_collective(what) : !strcmp(what, benches[i].name);
+        if (asked) return benches[i].run(argc - 1, argv + 1);
+    }
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
-        printf(
-            "Usage: trireme bench WHAT [OPTION…]\n\nMeasures speed. "
-            "`trireme bench WHAT --help` lists the options.\n\n"
-            "What:\n  model           training steps of a model\n"
-            "  all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier\n"
-            "                  a collective, by size\n"
-            "  tune            collectives by every algorithm, and the table of algorithms that fits them\n"
-            "  predict         what a collective would cost on up to thousands of ranks\n"
-            "  store           clients that come to a store\n  join            ranks that become a group\n"
-            "  groups          groups within a group\n"
-            "  rpc             calls to a function of another process\n"
-            "  loader          batches of a dataset\n"
-            "  checkpoint      saving, loading and verifying a checkpoint\n"
-            "  dist-autograd   a training step over two workers\n"
-            "  report          the page of results, made from what the others have written by --json\n");
+        printf("Usage: trireme bench WHAT [OPTION…]\n\n"
+               "Measures speed. `trireme bench WHAT --help` lists the options.\n\nWhat:\n");
+        for (int i = 0; i < BENCHES; i++) {
+            bool fits = strlen(benches[i].name) < 16;
+            printf("  %-15s%s%s\n", benches[i].name, fits ? " " : "\n                  ", benches[i].help);
+        }
         return TR__EXIT_OK;
     }
     tr__complain(

@@ -2,9 +2,47 @@
 #ifndef TRIREME_CLI_BENCH_H
 #define TRIREME_CLI_BENCH_H
 
+#include "options.h"
+
 #include <trireme/trireme.h>
 
 #define TR__BENCH "bench" /* in messages */
+
+/* argv[0] is the name. Each returns the exit code. */
+int tr__bench_collective(int argc, char **argv);
+int tr__bench_tune(int argc, char **argv);
+int tr__bench_predict(int argc, char **argv);
+int tr__bench_store(int argc, char **argv);
+int tr__bench_join(int argc, char **argv);
+int tr__bench_groups(int argc, char **argv);
+int tr__bench_rpc(int argc, char **argv);
+int tr__bench_loader(int argc, char **argv);
+int tr__bench_checkpoint(int argc, char **argv);
+int tr__bench_dist(int argc, char **argv);
+int tr__bench_report(int argc, char **argv);
+
+/* ---- What benches share ------------------------------------------------------------------------------------------- */
+
+/* A bench that several processes run. Reads its options; then this process is one of the ranks, or the only one (*ranks is 1), or
+ * it starts them with the same arguments. Returns the exit code. */
+typedef struct tr__bench_job {
+    const tr__syntax *syntax;
+    const int *ranks;         /* one of the options, or fixed */
+    int (*check)(void *self); /* the options together; -1 when all is well, else the exit code, after a message. NULL: nothing */
+    int (*rank)(void *self);  /* what a rank does; returns its exit code */
+    void *self;
+} tr__bench_job;
+int tr__bench_run(const tr__bench_job *job, int argc, char **argv);
+
+/* The exit code of a rank that failed so, after a message. TR_CHILD has been told of (a peer's failure, memory that is not there),
+ * and another rank's death is told of by it: TR_PEER says nothing. */
+int tr__bench_failed(tr_status status);
+
+/* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
+void tr__take_core(int rank, int world_size);
+
+/* The median of values, which are sorted. */
+double tr__median(double *values, int n);
 
 /* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
@@ -51,15 +89,8 @@ void tr__sgemm_free(tr__sgemm *matrices);
 
 /* ---- trireme bench all-reduce and the others ---------------------------------------------------------------------- */
 
-/* Is there such a bench? Then runs it: argv[0] is its name. Returns the exit code. */
+/* Is a collective called so? */
 bool tr__is_collective(const char *name);
-int tr__bench_collective(int argc, char **argv);
-
-/* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
-void tr__take_core(int rank, int world_size);
-
-/* The median of values, which are sorted. */
-double tr__median(double *values, int n);
 
 /* What an all_reduce of f32 costs at least: a bare loop over memory that all ranks have mapped, between two bare
  * barriers. */
@@ -88,41 +119,6 @@ tr_status tr__bare_ring_open(tr_group *group, int64_t most, tr__bare_ring **ring
 tr_status tr__bare_ring_run(const tr__bare_ring *ring, int64_t bytes); /* of the all_reduce */
 void tr__bare_ring_close(tr__bare_ring *ring);
 
-/* "bench" and the arguments, which parsing rearranges, for tr__relaunch(); to be freed. NULL after a message. */
-const char **tr__bench_given(int argc, char **argv);
-
-/* ---- trireme bench tune and predict ------------------------------------------------------------------------------- */
-
-/* argv[0] is the name. Each returns the exit code. */
-int tr__bench_tune(int argc, char **argv);
-int tr__bench_predict(int argc, char **argv);
-
-/* ---- trireme bench report ----------------------------------------------------------------------------------------- */
-
-int tr__bench_report(int argc, char **argv);
-
-/* ---- trireme bench store and join --------------------------------------------------------------------------------- */
-
-int tr__bench_store(int argc, char **argv);
-int tr__bench_join(int argc, char **argv);
-int tr__bench_groups(int argc, char **argv);
-
-/* ---- trireme bench rpc -------------------------------------------------------------------------------------------- */
-
-int tr__bench_rpc(int argc, char **argv);
-
-/* ---- trireme bench loader ----------------------------------------------------------------------------------------- */
-
-int tr__bench_loader(int argc, char **argv);
-
-/* ---- trireme bench checkpoint ------------------------------------------------------------------------------------- */
-
-int tr__bench_checkpoint(int argc, char **argv);
-
-/* ---- trireme bench dist-autograd ---------------------------------------------------------------------------------- */
-
-int tr__bench_dist(int argc, char **argv);
-
 /* ---- Peers -------------------------------------------------------------------------------------------------------- */
 
 /* Another program that works off lines: it prints "ready", or "ready NAME VERSION", then a number for every line that it
@@ -133,9 +129,10 @@ typedef struct tr__peer {
     size_t count, taken; /* bytes of text; those of the latest line, whose turn is over with the next one */
     char version[128];   /* "PyTorch 2.15.0", also after its end; empty: it did not say */
 } tr__peer;
-/* In an environment without what would slow it (or us), but for OMP_NUM_THREADS. Each returns false after a message.
- * The peer is over when its shell ends: what it leaves behind in its process group gets SIGTERM in tr__peer_stop(). */
-bool tr__peer_start(tr__peer *peer, const char *command, int threads);
+/* The command is a format's text. In an environment without what would slow it (or us), but for OMP_NUM_THREADS. Each returns
+ * false after a message. The peer is over when its shell ends: what it leaves behind in its process group gets SIGTERM in
+ * tr__peer_stop(). */
+bool tr__peer_start(tr__peer *peer, int threads, const char *command, ...) __attribute__((format(printf, 3, 4)));
 bool tr__peer_ask(tr__peer *peer, const char *line, double *answer);
 void tr__peer_stop(tr__peer *peer);
 

@@ -5,6 +5,7 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
 
 
@@ -18,7 +19,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { MOST_ROUNDS = 100, DIM = 768, LAYERS = 12, VOCAB = 50257, CONTEXT = 1024 };
@@ -166,13 +166,6 @@ static const struct measure {
     [DCP_COLD_LOAD] = {"dcp_cold_load", "torch.distributed.checkpoint, load from the disk", NULL, COLD_LOAD, true},
 };
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Brings a file that is on the disk out of the page cache, or all of it into the cache. */
 static void prepare(const char *path, bool cold)
 {
@@ -199,12 +192,12 @@ static bool time_one(bench_checkpoint *b, const struct measure *m, double *secon
 {
     if (!m->run) return tr__peer_ask(&b->program, m->key, seconds);
     if (m->run != save && m->run != save_plain) prepare_all(b, m->cold);
-    double begin = now_s();
+    double begin = tr__now_us();
     if (m->run(b) != TR_OK) {
         tr__complain(TR__BENCH, "%s", tr_error_message());
         return false;
     }
-    *seconds = now_s() - begin;
+    *seconds = 1e-6 * (tr__now_us() - begin);
     return true;
 }
 
@@ -330,22 +323,17 @@ static bool make_folder(bench_checkpoint *b)
 
 static bool start_peer(bench_checkpoint *b)
 {
-    char command[8192];
-    if (snprintf(command, sizeof command, "%s --megabytes %.0f --folder %s/peer", b->peer, 1e-6 * b->bytes, b->path) <
-        (int)sizeof command)
-        return tr__peer_start(&b->program, command, tr_threads(tr_cpu(0)));
-    tr__complain(TR__BENCH, "--peer: the command is too long");
-    return false;
+    return tr__peer_start(&b->program, tr_threads(tr_cpu(0)), "%s --megabytes %.0f --folder %s/peer", b->peer, 1e-6 * b->bytes,
+        b->path);
 }
 
 static int run(bench_checkpoint *b)
 {
     TR_SCOPE;
     double seconds[MEASURES][MOST_ROUNDS] = {{0}};
-    if ((b->threads && tr_set_threads(b->threads) != TR_OK) || make_tensors(b) != TR_OK) {
-        tr__complain(TR__BENCH, "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    tr_status status = b->threads ? tr_set_threads(b->threads) : TR_OK;
+    if (status == TR_OK) status = make_tensors(b);
+    if (status != TR_OK) return tr__bench_failed(status);
     watch_signals();
     if (!make_folder(b)) return TR__EXIT_FAILED;
     bool well = (!b->peer || start_peer(b)) && measure_all(b, seconds);
@@ -356,11 +344,7 @@ static int run(bench_checkpoint *b)
         signal(stop_signal, SIG_DFL);
         raise(stop_signal);
     }
-    if (well && b->json)
-        well = tr__write_json(TR__BENCH, o, b->json);
-    else
-        cJSON_Delete(o);
-    return well ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return well ? tr__write_json(TR__BENCH, o, b->json) : TR__EXIT_FAILED;
 }
 
 int tr__bench_checkpoint(int argc, char **argv)

@@ -5,17 +5,14 @@
 #include "bench.h"
 #include "bench_result.h"
 
-#include "command.h"
+#include "clock.h"
 #include "options.h"
-#include "relaunch.h"
 
 #include <limits.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { ROUNDS = 5, MOST_CALLS = 2000, PAGE = 4096 };
@@ -63,25 +60,6 @@ bool tr__is_collective(const char *name)
     for (int i = 0; i < KINDS; i++)
         if (!strcmp(kinds[i].name, name)) return true;
     return false;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double tr__median(double *values, int n)
-{
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    return (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
 }
 
 /* ---- One call ---------------------------------------------------------------------------------------------------- */
@@ -132,12 +110,12 @@ static tr_status measure(const collective_run *r, bench_place place, int64_t byt
     char *memory = place == PRIVATE ? r->own : r->shared;
     tr_status status = tr_barrier(r->group);
     for (int i = 0; i < calls && status == TR_OK; i++) {
-        double begin = now_us();
+        double begin = tr__now_us();
         if (place == LIMIT && r->stream) status = tr__bare_stream_run(r->stream, sent_bytes(r, bytes));
         else if (place == RING) status = tr__bare_ring_run(r->ring, bytes);
         else if (place == LIMIT) tr__probe_run(r->probe, bytes);
         else status = call(r, memory + at, bytes);
-        times[i] = now_us() - begin;
+        times[i] = tr__now_us() - begin;
         if (place != COLD) continue;
         at += step;
         if (at + step > r->pool) at = 0;
@@ -215,17 +193,6 @@ static void find_peer(const collective_run *r, char *command, size_t size)
     snprintf(command, size, "%s", r->peer_command);
 }
 
-void tr__take_core(int rank, int world_size)
-{
-    cpu_set_t allowed, own;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) < 0 || CPU_COUNT(&allowed) < world_size) return;
-    int core = 0;
-    for (int left = rank; left >= 0; core++) left -= CPU_ISSET(core, &allowed);
-    CPU_ZERO(&own);
-    CPU_SET(core - 1, &own);
-    sched_setaffinity(0, sizeof own, &own);
-}
-
 /* What the machine allows: memory can be mapped where all are on one host. Between hosts one stream is the limit of those
  * that send everything once. */
 static tr_status open_limit(collective_run *r, int64_t most)
@@ -258,7 +225,7 @@ static tr_status prepare(collective_run *r)
     if (status != TR_OK) return status;
     char command[2 * PATH_MAX];
     if (r->peer_command) find_peer(r, command, sizeof command);
-    if (r->peer_command && r->rank == 0 && !tr__peer_start(&r->peer, command, 1)) return TR_CHILD;
+    if (r->peer_command && r->rank == 0 && !tr__peer_start(&r->peer, 1, "%s", command)) return TR_CHILD;
     tr__take_core(r->rank, r->world);
     return TR_OK;
 }
@@ -325,21 +292,14 @@ static int report(const collective_run *r)
     cJSON_AddNumberToObject(o, "ranks", r->world);
     if (r->peer_command) cJSON_AddStringToObject(o, "peer", r->peer_command);
     for (int i = 0; i < r->sizes.count; i++) cJSON_AddItemToArray(results, size_object(r, i));
-    return tr__write_json(TR__BENCH, o, r->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return tr__write_json(TR__BENCH, o, r->json);
 }
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
 
-/* What is TR_CHILD has been told of (a peer's failure, memory that is not there); another rank's death is told of by it. */
-static int failed(tr_status status)
+static int run_rank(void *self)
 {
-    if (status == TR_PEER) return TR_EXIT_PEER;
-    if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
-}
-
-static int run_rank(collective_run *r)
-{
+    collective_run *r = self;
     TR_SCOPE;
     r->group = tr_join(.transport = r->transport);
     r->rank = tr_rank(r->group);
@@ -351,15 +311,25 @@ static int run_rank(collective_run *r)
     tr__probe_close(r->probe);
     tr__bare_stream_close(r->stream);
     tr__bare_ring_close(r->ring);
-    int code = status != TR_OK ? failed(status) : r->rank == 0 ? report(r) : TR__EXIT_OK;
-    if (status == TR_OK && tr_leave(r->group) != TR_OK) code = failed(TR_PEER);
+    int code = status != TR_OK ? tr__bench_failed(status) : r->rank == 0 ? report(r) : TR__EXIT_OK;
+    if (status == TR_OK && tr_leave(r->group) != TR_OK) code = tr__bench_failed(TR_PEER);
     tr_shared_free(r->shared);
     free(r->own);
     return code;
 }
 
-static int read_options(collective_run *r, int argc, char **argv)
+int tr__bench_collective(int argc, char **argv)
 {
+    const bench_kind *kind = kinds;
+    while (strcmp(kind->name, argv[0]) != 0) kind++; /* tr__is_collective() has said so */
+    collective_run *r = calloc(1, sizeof *r);
+    if (!r) {
+        tr__complain(TR__BENCH, "out of memory");
+        return TR__EXIT_FAILED;
+    }
+    *r = (collective_run){.kind = kind, .ranks = 2, .cold_mb = 128,
+        .sizes = {7, {4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 25 << 20, 64 << 20}}};
+    if (kind->kind == TR_BARRIER) r->sizes = (tr__sizes){1, {0}};
     const tr__option options[] = {
         {"ranks", 'n', "N", "processes", TR__INTEGER(&r->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"bytes", 0, "LIST", "sizes, such as 4,64K,1M: of the buffer, or of each rank's block", TR__SIZES(&r->sizes)},
@@ -376,27 +346,7 @@ static int read_options(collective_run *r, int argc, char **argv)
     snprintf(command, sizeof command, "bench %s", argv[0]);
     const tr__syntax syntax = {command, NULL, "Times a collective of f32 by size, and beside it the limits and a peer.",
         options, .operands = {0, 0}};
-    return tr__parse(&syntax, &argc, argv);
-}
-
-int tr__bench_collective(int argc, char **argv)
-{
-    const char **given = tr__bench_given(argc, argv);
-    collective_run *r = calloc(1, sizeof *r);
-    int code = TR__EXIT_FAILED;
-    if (given && r) {
-        for (int i = 0; i < KINDS; i++)
-            if (!strcmp(kinds[i].name, argv[0])) r->kind = &kinds[i];
-        *r = (collective_run){.kind = r->kind, .ranks = 2, .cold_mb = 128,
-            .sizes = {7, {4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 25 << 20, 64 << 20}}};
-        if (r->kind->kind == TR_BARRIER) r->sizes = (tr__sizes){1, {0}};
-        code = read_options(r, argc, argv);
-        if (code < 0)
-            code = r->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, r->ranks, NULL) : run_rank(r);
-    } else if (given) {
-        tr__complain(TR__BENCH, "out of memory");
-    }
-    free(given);
+    int code = tr__bench_run(&(tr__bench_job){&syntax, &r->ranks, NULL, run_rank, r}, argc, argv);
     free(r);
     return code;
 }

@@ -6,23 +6,15 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
-#include "relaunch.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { FEATURES = 256, BATCH = 32, ROUNDS = 5, STEPS = 200, WARMUP = 20, WORKERS_MOST = 8, LINK = 16 };
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
 
 static void *layer(void *state)
 {
@@ -84,9 +76,9 @@ static tr_status run_round(dist_run *run, tr_dist_mode mode, double *median)
     tr_status status = TR_OK;
     run->mode = mode;
     for (int i = -WARMUP; i < STEPS && status == TR_OK; i++) {
-        double began = now_us();
+        double began = tr__now_us();
         status = run_step(run, x);
-        if (i >= 0) us[i] = now_us() - began;
+        if (i >= 0) us[i] = tr__now_us() - began;
     }
     *median = tr__median(us, STEPS);
     return status;
@@ -99,9 +91,9 @@ static tr_status pull_far(const dist_run *run, tr_tensor *x, way how, double *us
     TR_SCOPE;
     TR_DIST_CONTEXT(run->rpc, context);
     tr_tensor *y = tr_sum(tr_future_tensor(call_link(run->rpc, 1, tr_mul(x, run->link.weight))));
-    double began = now_us();
+    double began = tr__now_us();
     tr_status status = tr_dist_backward(context, y, .mode = how == SMART ? TR_DIST_SMART : TR_DIST_FAST);
-    *us = now_us() - began;
+    *us = tr__now_us() - began;
     return status;
 }
 
@@ -110,9 +102,9 @@ static tr_status pull_here(const dist_run *run, tr_tensor *x, double *us)
     TR_SCOPE;
     for (int i = 0; i < run->workers; i++) x = tr_mul(x, run->link.weight);
     x = tr_sum(x);
-    double began = now_us();
+    double began = tr__now_us();
     tr_status status = tr_backward(x);
-    *us = now_us() - began;
+    *us = tr__now_us() - began;
     return status;
 }
 
@@ -186,11 +178,7 @@ static int report(dist_run *run)
         cJSON_AddNumberToObject(o, "ratio", peer / fast);
     }
     add_chain(run, o);
-    if (!run->json) {
-        cJSON_Delete(o);
-        return TR__EXIT_OK;
-    }
-    return tr__write_json(TR__BENCH, o, run->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return tr__write_json(TR__BENCH, o, run->json);
 }
 
 /* Rank 0's part. TR_CHILD: the peer has been complained about. */
@@ -204,7 +192,7 @@ static tr_status drive(dist_run *run, int *code)
     if (tr_remote_parameters(there, parameters + 2, 2) != 2) return tr_status_of(there);
     run->net = tr_sequential(here, tr_remote_module(there));
     run->optimizer = tr_dist_optimizer_new(run->rpc, parameters, 4, TR_DIST_SGD(.lr = 1e-6));
-    if (run->peer_command && !tr__peer_start(&run->peer, run->peer_command, 1)) return TR_CHILD;
+    if (run->peer_command && !tr__peer_start(&run->peer, 1, "%s", run->peer_command)) return TR_CHILD;
     tr_status status = run_rounds(run);
     if (run->peer_command) tr__peer_stop(&run->peer);
     if (status == TR_OK) *code = report(run);
@@ -233,16 +221,15 @@ static tr_status take_part(dist_run *run, tr_group *group, int *code)
     return status == TR_OK ? tr_rpc_stop(run->rpc) : status;
 }
 
-static int run_rank(dist_run *run)
+static int run_rank(void *self)
 {
+    dist_run *run = self;
     TR_SCOPE;
     int code = TR__EXIT_OK;
     tr_group *group = tr_join();
     tr_status status = take_part(run, group, &code);
     if (status == TR_OK) status = tr_leave(group);
-    if (status == TR_PEER) return TR_EXIT_PEER;
-    if (status != TR_OK && status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
-    return status == TR_OK ? code : TR__EXIT_FAILED;
+    return status == TR_OK ? code : tr__bench_failed(status);
 }
 
 int tr__bench_dist(int argc, char **argv)
@@ -261,10 +248,5 @@ int tr__bench_dist(int argc, char **argv)
         "Times a training step over two workers: a layer on each, distributed backward and optimizer; and a backward alone\n"
         "through a chain of workers.", options,
         .operands = {0, 0}};
-    const char **given = tr__bench_given(argc, argv);
-    if (!given) return TR__EXIT_FAILED;
-    int code = tr__parse(&syntax, &argc, argv);
-    if (code < 0) code = getenv("RANK") ? run_rank(&run) : tr__relaunch(TR__BENCH, given, run.workers, NULL);
-    free(given);
-    return code;
+    return tr__bench_run(&(tr__bench_job){&syntax, &run.workers, NULL, run_rank, &run}, argc, argv);
 }

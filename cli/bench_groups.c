@@ -6,13 +6,12 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
-#include "relaunch.h"
 
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 typedef struct groups {
     int count;
@@ -20,13 +19,6 @@ typedef struct groups {
     double *split_us, *first_us; /* [count]: of each split, and of the first all_reduce on what it made */
     int fds[2], threads[2];      /* of this rank, with one group and with all */
 } groups;
-
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
 
 static int entries(const char *path)
 {
@@ -51,12 +43,12 @@ static tr_status make_all(groups *g, tr_group *world)
         int64_t one = 1;
         status = tr_barrier(world);
         if (status != TR_OK) break;
-        double began = now_us();
+        double began = tr__now_us();
         tr_group *made = tr_group_split(world, 0, tr_rank(world));
-        double split = now_us();
+        double split = tr__now_us();
         status = tr_all_reduce(made, &one, 1, .dtype = TR_I64);
         g->split_us[i] = split - began;
-        g->first_us[i] = now_us() - split;
+        g->first_us[i] = tr__now_us() - split;
         if (i == 0) count_resources(g, 0);
     }
     count_resources(g, 1);
@@ -82,7 +74,6 @@ static int report(const groups *g, int ranks)
     printf("  %-28s %8.1f us\n  %-28s %8.1f us\n", "split", split, "its first all_reduce", first);
     printf("  %-28s %8d with 1, %d with %d\n", "descriptors", g->fds[0], g->fds[1], g->count);
     printf("  %-28s %8d with 1, %d with %d\n", "threads", g->threads[0], g->threads[1], g->count);
-    if (!g->json) return TR__EXIT_OK;
     cJSON *o = tr__result_new(NULL, "groups/%d", ranks);
     cJSON_AddNumberToObject(o, "ranks", ranks);
     cJSON_AddNumberToObject(o, "groups", g->count);
@@ -92,7 +83,7 @@ static int report(const groups *g, int ranks)
     cJSON_AddNumberToObject(o, "fds_per_rank", g->fds[1]);
     cJSON_AddNumberToObject(o, "threads_per_rank_with_1", g->threads[0]);
     cJSON_AddNumberToObject(o, "threads_per_rank", g->threads[1]);
-    return tr__write_json(TR__BENCH, o, g->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return tr__write_json(TR__BENCH, o, g->json);
 }
 
 static int groups_rank(groups *g)
@@ -101,16 +92,14 @@ static int groups_rank(groups *g)
     tr_group *world = tr_join(.transport = g->transport);
     tr_status status = make_all(g, world);
     if (status == TR_OK) status = agree(g, world);
-    if (status != TR_OK) {
-        tr__complain(TR__BENCH, "%s", tr_error_message());
-        return status == TR_PEER ? TR_EXIT_PEER : TR__EXIT_FAILED;
-    }
+    if (status != TR_OK) return tr__bench_failed(status);
     int code = tr_rank(world) == 0 ? report(g, tr_world_size(world)) : TR__EXIT_OK;
     return tr_leave(world) == TR_OK ? code : TR_EXIT_PEER;
 }
 
-static int measure(groups *g)
+static int measure(void *self)
 {
+    groups *g = self;
     g->split_us = calloc((size_t)g->count, sizeof *g->split_us);
     g->first_us = calloc((size_t)g->count, sizeof *g->first_us);
     int code = TR__EXIT_FAILED;
@@ -137,10 +126,5 @@ int tr__bench_groups(int argc, char **argv)
     const tr__syntax syntax = {"bench groups", NULL,
         "Times how long the ranks of a group take to become another one, and counts what that takes.", options,
         .operands = {0, 0}};
-    const char **given = tr__bench_given(argc, argv);
-    if (!given) return TR__EXIT_FAILED;
-    int code = tr__parse(&syntax, &argc, argv);
-    if (code < 0) code = getenv("RANK") ? measure(&g) : tr__relaunch(TR__BENCH, given, ranks, NULL);
-    free(given);
-    return code;
+    return tr__bench_run(&(tr__bench_job){&syntax, &ranks, NULL, measure, &g}, argc, argv);
 }

@@ -5,12 +5,12 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { SIDE = 28, PIXELS = SIDE * SIDE, IMAGE_SIDE = 224, MOST_ROUNDS = 1000 };
 
@@ -70,31 +70,20 @@ static tr_dataset *make_set(const bench_loader *b)
 
 /* ---- Epochs ------------------------------------------------------------------------------------------------------ */
 
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
-
 static tr_status our_epoch(tr_loader *loader, int64_t count, double *us_per_sample)
 {
-    double begin = now_us();
+    double begin = tr__now_us();
     tr_batch b;
     tr_status status;
     while ((status = tr_loader_next(loader, &b)) == TR_OK) continue;
-    *us_per_sample = (now_us() - begin) / (double)count;
+    *us_per_sample = (tr__now_us() - begin) / (double)count;
     return status == TR_END ? TR_OK : status;
 }
 
 static bool start_peer(const bench_loader *b, tr__peer *peer)
 {
-    char command[8192];
-    int length = snprintf(command, sizeof command, "%s --samples %s --count %d --batch %d --workers %d%s%s", b->peer,
+    return tr__peer_start(peer, tr_threads(tr_cpu(0)), "%s --samples %s --count %d --batch %d --workers %d%s%s", b->peer,
         b->samples, b->count, b->batch, b->workers, b->folder ? " --folder " : "", b->folder ? b->folder : "");
-    if (length < (int)sizeof command) return tr__peer_start(peer, command, tr_threads(tr_cpu(0)));
-    tr__complain(TR__BENCH, "--peer: the command is too long");
-    return false;
 }
 
 /* One epoch before those that count starts the workers of both. False after a message. */
@@ -140,9 +129,7 @@ static int report(const bench_loader *b, int64_t count, const char *version, dou
         cJSON_AddNumberToObject(o, "peer_us_per_sample", peer_us);
         cJSON_AddNumberToObject(o, "ratio", ratio);
     }
-    if (b->json) return tr__write_json(TR__BENCH, o, b->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
-    cJSON_Delete(o);
-    return TR__EXIT_OK;
+    return tr__write_json(TR__BENCH, o, b->json);
 }
 
 static int run(const bench_loader *b)

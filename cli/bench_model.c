@@ -6,6 +6,7 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
 
 #include <errno.h>
@@ -15,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
 typedef struct bench_run {
     const tr__bench *bench;
@@ -31,13 +31,6 @@ typedef struct bench_run {
     double faults;    /* pages that the measured steps touched for the first time, per step; of several ranks the most */
     double device_mb; /* what tensors held at most on rank 0's device */
 } bench_run;
-
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
 
 /* Page faults of this process that were met without reading a file. */
 static double minor_faults(void)
@@ -104,10 +97,10 @@ static tr_status step(const tr__workload *w)
 static tr_status timed_steps(const bench_run *r, double *ms)
 {
     tr_status status = r->group ? tr_barrier(r->group) : TR_OK;
-    double begin = now_ms();
+    double begin = tr__now_us();
     for (int i = 0; i < r->work.in_a_row && status == TR_OK; i++) status = step(&r->work);
     if (status == TR_OK) status = tr_device_synchronize(r->work.device);
-    *ms = (now_ms() - begin) / r->work.in_a_row;
+    *ms = 1e-3 * (tr__now_us() - begin) / r->work.in_a_row;
     return status;
 }
 
@@ -119,10 +112,10 @@ static tr_status timed_check(const bench_run *r, double *ms)
     *ms = NAN;
     if (!r->group) return TR_OK;
     tr_status status = tr_barrier(r->group);
-    double begin = now_ms();
+    double begin = tr__now_us();
     if (status == TR_OK) status = tr_check_replicas(r->group, tr_state_dict(r->work.net));
     if (status == TR_OK) status = tr_check_replicas(r->group, tr_optimizer_state(r->work.optimizer));
-    *ms = now_ms() - begin;
+    *ms = 1e-3 * (tr__now_us() - begin);
     return status;
 }
 
@@ -163,7 +156,7 @@ static tr_status measure(bench_run *r)
     r->own_mb = r->rss_mb - others_shared_mb();
     if (status == TR_OK) status = tr_device_memory_of(r->work.device, &memory);
     r->device_mb = (double)memory.peak / (1 << 20);
-    if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, b->peer, tr_threads(tr_cpu(0))))
+    if (status == TR_OK && r->rank == 0 && b->peer && !tr__peer_start(&r->peer, tr_threads(tr_cpu(0)), "%s", b->peer))
         status = TR_CHILD;
     if (tr_threads(tr_cpu(0)) == 1 && r->world > 1) tr__take_core(r->rank, r->world);
     tr__sgemm matrices = {0};
@@ -311,16 +304,7 @@ static int report(const bench_run *r)
 {
     results s = summarize(r);
     print_report(r, &s);
-    if (!r->bench->json) return TR__EXIT_OK;
-    return tr__write_json(TR__BENCH, to_json(r, &s), r->bench->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
-}
-
-/* A peer's failure has been told of, and another rank's will be. */
-static int failed(const bench_run *r, tr_status status)
-{
-    if (status == TR_PEER && r->group) return TR_EXIT_PEER;
-    if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
+    return tr__write_json(TR__BENCH, to_json(r, &s), r->bench->json);
 }
 
 static int run_and_report(bench_run *r)
@@ -333,9 +317,9 @@ static int run_and_report(bench_run *r)
         status = tr_status_of(r->work.captured);
     }
     if (status == TR_OK) status = measure(r);
-    if (status != TR_OK) return failed(r, status);
+    if (status != TR_OK) return tr__bench_failed(status);
     int code = r->rank == 0 ? report(r) : TR__EXIT_OK;
-    if (r->group && (status = tr_leave(r->group)) != TR_OK) return failed(r, status);
+    if (r->group && (status = tr_leave(r->group)) != TR_OK) return tr__bench_failed(status);
     return code;
 }
 
@@ -346,7 +330,7 @@ int tr__bench_rank(const tr__bench *b)
     if (getenv("RANK")) {
         r.group = tr_join(.backend = b->backend);
         tr_status status = tr_status_of(r.group);
-        if (status != TR_OK) return failed(&r, status);
+        if (status != TR_OK) return tr__bench_failed(status);
         r.rank = tr_rank(r.group);
         r.world = tr_world_size(r.group);
     }

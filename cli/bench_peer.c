@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,16 +195,22 @@ static const char *read_line(tr__peer *p)
 
 /* ---- A peer's life ----------------------------------------------------------------------------------------------- */
 
-bool tr__peer_start(tr__peer *p, const char *command, int threads)
+bool tr__peer_start(tr__peer *p, int threads, const char *command, ...)
 {
     int to[2] = {-1, -1}, from[2] = {-1, -1};
-    char omp[32];
+    char omp[32], *text = NULL;
+    va_list args;
+    va_start(args, command);
+    int length = vasprintf(&text, command, args);
+    va_end(args);
+    if (length < 0) return failed("cannot start the peer", strerror(ENOMEM));
     snprintf(omp, sizeof omp, "OMP_NUM_THREADS=%d", threads);
     signal(SIGPIPE, SIG_IGN); /* a peer that ends is a message, not our end */
     char **env = clean_environment(omp);
     bool ready = env && pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0;
     pid_t pid = 0;
-    int error = ready ? spawn(command, env, to[0], from[1], &pid) : errno;
+    int error = ready ? spawn(text, env, to[0], from[1], &pid) : errno;
+    free(text);
     free(env);
     if (to[0] >= 0) close(to[0]);
     if (from[1] >= 0) close(from[1]);

@@ -73,14 +73,15 @@ cJSON *tr__result_new(const char *peer_version, const char *bench, ...)
     return o;
 }
 
-bool tr__write_json(const char *command, cJSON *object, const char *path)
+int tr__write_json(const char *command, cJSON *object, const char *path)
 {
-    char *text = object ? cJSON_Print(object) : NULL;
+    char *text = object && path ? cJSON_Print(object) : NULL;
     cJSON_Delete(object);
+    if (!path) return TR__EXIT_OK;
     FILE *f = text ? fopen(path, "w") : NULL;
     bool written = f && fprintf(f, "%s\n", text) > 0;
     if (f && fclose(f) != 0) written = false;
     if (!written) tr__complain(command, "cannot write %s: %s", path, text ? strerror(errno) : "out of memory");
     cJSON_free(text);
-    return written;
+    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
 }

@@ -3,7 +3,6 @@
 #define TRIREME_CLI_BENCH_RESULT_H
 
 #include <cjson/cJSON.h>
-#include <stdbool.h>
 
 /*
  * A new result: {bench, date, commit, machine {family, name, cores}, versions {trireme, peer}}. bench, the format's
@@ -13,7 +12,8 @@
  */
 cJSON *tr__result_new(const char *peer_version, const char *bench, ...) __attribute__((format(printf, 2, 3)));
 
-/* Writes a JSON object, which may be NULL when memory ran out, and deletes it; false after a message. */
-bool tr__write_json(const char *command, cJSON *object, const char *path);
+/* Writes a JSON object, which may be NULL when memory ran out, and deletes it; path NULL: only that. Returns the exit code, after
+ * a message where it is not 0. */
+int tr__write_json(const char *command, cJSON *object, const char *path);
 
 #endif

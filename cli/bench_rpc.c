@@ -2,8 +2,8 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
-#include "relaunch.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -24,13 +24,6 @@ typedef struct rpc_bench {
     double rate, peer_rate;                             /* calls per second of all callers */
 } rpc_bench;
 
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
-
 static tr_tensor *echo(tr_tensor *x)
 {
     return x;
@@ -50,10 +43,10 @@ static tr_status time_calls(const rpc_bench *b, tr_tensor *x, int calls, double 
 {
     double times[CALLS_MOST];
     for (int i = 0; i < calls; i++) {
-        double began = now_us();
+        double began = tr__now_us();
         tr_status status = call(b, x);
         if (status != TR_OK) return status;
-        times[i] = now_us() - began;
+        times[i] = tr__now_us() - began;
     }
     *us = tr__median(times, calls);
     return TR_OK;
@@ -117,14 +110,14 @@ static tr_status rate_once(rpc_bench *b, double *rate)
     pthread_t threads[CALLERS_MOST];
     int started = 0;
     bool failed = false;
-    double began = now_us();
+    double began = tr__now_us();
     while (started < b->callers && pthread_create(&threads[started], NULL, be_caller, b) == 0) started++;
     for (int i = 0; i < started; i++) {
         void *result;
         pthread_join(threads[i], &result);
         failed |= result != NULL;
     }
-    *rate = 1e6 * started * CALLER_CALLS / (now_us() - began);
+    *rate = 1e6 * started * CALLER_CALLS / (tr__now_us() - began);
     return failed || started < b->callers ? tr_fail(TR_INTERNAL, "a caller failed") : TR_OK;
 }
 
@@ -159,7 +152,7 @@ static void print_results(const rpc_bench *b)
     if (b->callers) printf("\n");
 }
 
-static bool write_results(const rpc_bench *b)
+static int write_results(const rpc_bench *b)
 {
     const char *way = !b->stream ? "shared" : b->insecure ? "hosts-clear" : "hosts-tls";
     cJSON *o = tr__result_new(b->other.version, "rpc/%s%s", way, b->peer ? "" : "/alone");
@@ -187,7 +180,7 @@ static bool write_results(const rpc_bench *b)
 
 static tr_status measure_all(rpc_bench *b)
 {
-    if (b->peer && !tr__peer_start(&b->other, b->peer, 1)) return TR_CHILD;
+    if (b->peer && !tr__peer_start(&b->other, 1, "%s", b->peer)) return TR_CHILD;
     tr_status status = TR_OK;
     for (int i = 0; i < b->sizes.count && status == TR_OK; i++) status = measure_size(b, i);
     if (status == TR_OK) status = measure_rate(b);
@@ -223,20 +216,17 @@ static tr_status run_rank(rpc_bench *b, tr_group *world)
     return status == TR_OK ? tr_leave(world) : status;
 }
 
-static int be_rank(rpc_bench *b)
+static int be_rank(void *self)
 {
+    rpc_bench *b = self;
     TR_SCOPE;
     tr_group *world = tr_join(.transport = b->transport, .insecure = b->insecure);
     if (tr_status_of(world) == TR_OK) tr__take_core(tr_rank(world), tr_world_size(world));
     tr_status status = run_rank(b, world);
-    if (status == TR_PEER) return TR_EXIT_PEER;
-    if (status != TR_OK) {
-        if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    if (status != TR_OK) return tr__bench_failed(status);
     if (tr_rank(world) != 0) return TR__EXIT_OK;
     print_results(b);
-    return !b->json || write_results(b) ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return write_results(b);
 }
 
 int tr__bench_rpc(int argc, char **argv)
@@ -259,10 +249,5 @@ int tr__bench_rpc(int argc, char **argv)
     const tr__syntax syntax = {"bench rpc", NULL,
         "Times calls to a function of another process that gives back the tensor that it gets.", options,
         .operands = {0, 0}};
-    const char **given = tr__bench_given(argc, argv);
-    if (!given) return TR__EXIT_FAILED;
-    int code = tr__parse(&syntax, &argc, argv);
-    if (code < 0) code = getenv("RANK") ? be_rank(&b) : tr__relaunch(TR__BENCH, given, 2, NULL);
-    free(given);
-    return code;
+    return tr__bench_run(&(tr__bench_job){&syntax, &(const int){2}, NULL, be_rank, &b}, argc, argv);
 }

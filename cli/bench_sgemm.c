@@ -1,10 +1,11 @@
 /* What the matrix engine can do at best: the limit that a training step is measured against. */
 #include "bench.h"
 
+#include "clock.h"
+
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* Both a shape of a GPT's own, and a large square. */
 static const struct {
@@ -27,13 +28,6 @@ static void use_one_thread(void)
     if (set_threads) set_threads(1);
 }
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 double tr__sgemm_peak(tr__sgemm *s)
 {
     if (!s->a) {
@@ -46,9 +40,9 @@ double tr__sgemm_peak(tr__sgemm *s)
     double best = 0;
     for (int i = 0; i < 4; i++) {
         int m = shapes[i % 2].m, n = shapes[i % 2].n, k = shapes[i % 2].k;
-        double begin = seconds();
+        double begin = tr__now_us();
         if (dnnl_sgemm('N', 'N', m, n, k, 1, s->a, k, s->b, n, 0, s->c, n) != dnnl_success) return 0;
-        double speed = 2e-9 * m * n * k / (seconds() - begin);
+        double speed = 2e-3 * m * n * k / (tr__now_us() - begin);
         if (speed > best) best = speed;
     }
     return best;

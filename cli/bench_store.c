@@ -5,32 +5,16 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "crowd.h"
 #include "options.h"
-#include "relaunch.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { ROUNDS = 5 };
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Takes the object. Returns the exit code. */
-static int write_json(const char *path, cJSON *object)
-{
-    if (path) return tr__write_json(TR__BENCH, object, path) ? TR__EXIT_OK : TR__EXIT_FAILED;
-    cJSON_Delete(object);
-    return TR__EXIT_OK;
-}
 
 /* ---- Clients of a store ------------------------------------------------------------------------------------------ */
 
@@ -58,7 +42,7 @@ static int measure_clients(int clients, const char *json)
         cJSON_AddNumberToObject(result, "seconds", median);
         cJSON_AddItemToArray(results, result);
     }
-    return write_json(json, o);
+    return tr__write_json(TR__BENCH, o, json);
 }
 
 int tr__bench_store(int argc, char **argv)
@@ -87,9 +71,9 @@ static tr_status join_once(tr_group **group, double *seconds)
         if (status == TR_OK) status = tr_leave(*group);
         if (status != TR_OK) return status;
     }
-    double times[2] = {-now_s(), 0};
+    double times[2] = {-1e-6 * tr__now_us(), 0};
     *group = tr_join();
-    times[1] = now_s();
+    times[1] = 1e-6 * tr__now_us();
     tr_status status = tr_all_reduce(*group, times, 2, .dtype = TR_F64, .op = TR_MAX);
     *seconds = times[0] + times[1];
     return status;
@@ -105,22 +89,19 @@ static int report_join(const tr_group *group, double first, double *again, const
     cJSON_AddNumberToObject(o, "ranks", ranks);
     cJSON_AddNumberToObject(o, "first_s", first);
     cJSON_AddNumberToObject(o, "again_s", median);
-    return write_json(json, o);
+    return tr__write_json(TR__BENCH, o, json);
 }
 
-static int join_rank(const char *json)
+/* self: where the path of the JSON file stands. */
+static int join_rank(void *self)
 {
     TR_SCOPE;
     tr_group *group = NULL;
     double first = 0, again[ROUNDS];
     tr_status status = join_once(&group, &first);
     for (int round = 0; round < ROUNDS && status == TR_OK; round++) status = join_once(&group, &again[round]);
-    if (status == TR_PEER) return TR_EXIT_PEER;
-    if (status != TR_OK) {
-        tr__complain(TR__BENCH, "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
-    int code = tr_rank(group) == 0 ? report_join(group, first, again, json) : TR__EXIT_OK;
+    if (status != TR_OK) return tr__bench_failed(status);
+    int code = tr_rank(group) == 0 ? report_join(group, first, again, *(const char **)self) : TR__EXIT_OK;
     return tr_leave(group) == TR_OK ? code : TR_EXIT_PEER;
 }
 
@@ -135,10 +116,5 @@ int tr__bench_join(int argc, char **argv)
     };
     const tr__syntax syntax = {"bench join", NULL, "Times how long the ranks of this machine take to become a group.",
         options, .operands = {0, 0}};
-    const char **given = tr__bench_given(argc, argv);
-    if (!given) return TR__EXIT_FAILED;
-    int code = tr__parse(&syntax, &argc, argv);
-    if (code < 0) code = getenv("RANK") ? join_rank(json) : tr__relaunch(TR__BENCH, given, ranks, NULL);
-    free(given);
-    return code;
+    return tr__bench_run(&(tr__bench_job){&syntax, &ranks, NULL, join_rank, &json}, argc, argv);
 }

@@ -5,6 +5,8 @@
  */
 #include "bench.h"
 
+#include "clock.h"
+
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -14,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { PIECE = 1 << 20, PATIENCE_S = 20 };
@@ -168,11 +169,9 @@ bool tr__bare_stream_time(const tr__bare_stream *s, int64_t bytes, int rounds, d
     char *memory = calloc(1, (size_t)bytes);
     bool lasts = memory && move_all(s, true, &given, sizeof given);
     for (int i = 0; lasts && i < rounds; i++) {
-        struct timespec began, ended;
-        clock_gettime(CLOCK_MONOTONIC, &began);
+        double began = tr__now_us();
         lasts = move_all(s, true, memory, bytes) && move_all(s, false, memory, bytes);
-        clock_gettime(CLOCK_MONOTONIC, &ended);
-        us[i] = 1e6 * (double)(ended.tv_sec - began.tv_sec) + 1e-3 * (double)(ended.tv_nsec - began.tv_nsec);
+        us[i] = tr__now_us() - began;
     }
     free(memory);
     return lasts;

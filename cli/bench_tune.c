@@ -8,8 +8,8 @@
 #include "bench.h"
 #include "bench_result.h"
 
+#include "clock.h"
 #include "options.h"
-#include "relaunch.h"
 #include "tune.h"
 
 #include <errno.h>
@@ -42,13 +42,6 @@ typedef struct tune {
     tr_network network;
 } tune;
 
-static double now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
-}
-
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
 static tr_status call(const tune *t, tr_collective_kind kind, int64_t bytes)
@@ -65,12 +58,12 @@ static tr_status time_once(const tune *t, tr_collective_kind kind, int64_t bytes
 {
     bool from_root = kind == TR_BROADCAST || kind == TR_SCATTER, to_root = kind == TR_REDUCE || kind == TR_GATHER;
     tr_status status = to_root ? call(t, TR_SCATTER, sizeof(float)) : TR_OK;
-    for (double told = now_us(); to_root && t->rank == 0 && now_us() - told < t->echo_us / 2;) continue;
-    double begin = now_us();
+    for (double told = tr__now_us(); to_root && t->rank == 0 && tr__now_us() - told < t->echo_us / 2;) continue;
+    double begin = tr__now_us();
     if (status == TR_OK) status = call(t, kind, bytes);
     if (status == TR_OK && from_root) status = call(t, TR_GATHER, sizeof(float));
     if (status == TR_OK && !from_root && !to_root) status = call(t, kind, bytes);
-    *us = (now_us() - begin) / (from_root || to_root ? 1 : 2);
+    *us = (tr__now_us() - begin) / (from_root || to_root ? 1 : 2);
     return status;
 }
 
@@ -163,7 +156,7 @@ static tr_status prepare(tune *t)
     qsort(t->sizes.bytes, (size_t)t->sizes.count, sizeof *t->sizes.bytes, by_size);
     t->times = (tr__times){.ranks = t->world, .list = calloc(most, sizeof *t->times.list)};
     t->rounds = calloc(most, sizeof *t->rounds);
-    if (!t->times.list || !t->rounds) return TR_NO_MEMORY;
+    if (!t->times.list || !t->rounds) return tr_fail(TR_NO_MEMORY, "out of memory");
     for (int k = 0; k < TR__TUNE_KINDS; k++)
         for (int i = 0; i < t->sizes.count; i++)
             for (int a = 0; a < TR__TUNE_ALGORITHMS; a++) {
@@ -175,7 +168,7 @@ static tr_status prepare(tune *t)
             }
     t->in = calloc(1, (size_t)pool);
     t->out = calloc(1, (size_t)pool);
-    return t->in && t->out ? TR_OK : TR_NO_MEMORY;
+    return t->in && t->out ? TR_OK : tr_fail(TR_NO_MEMORY, "out of memory");
 }
 
 /* ---- The report -------------------------------------------------------------------------------------------------- */
@@ -241,7 +234,7 @@ static cJSON *time_object(const tr__time *time)
     return o;
 }
 
-static bool write_json(const tune *t, const tr__tune_error *e)
+static int write_json(const tune *t, const tr__tune_error *e)
 {
     cJSON *o = tr__result_new(NULL, "tune/%d", t->world), *network = cJSON_AddObjectToObject(o, "network");
     cJSON_AddNumberToObject(o, "ranks", t->world);
@@ -262,15 +255,10 @@ static int report(tune *t)
     tr__tune_error error;
     tr_status status = tr__tune_fit(&t->times, &t->network);
     if (status == TR_OK) status = tr__tune_judge(&t->times, &error);
-    if (status != TR_OK) {
-        tr__complain(TR__BENCH, "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    if (status != TR_OK) return tr__bench_failed(status);
     print_times(t);
     print_constants(t, &error);
-    bool written = !t->output || write_table(t);
-    if (written && t->json) written = write_json(t, &error);
-    return written ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return !t->output || write_table(t) ? write_json(t, &error) : TR__EXIT_FAILED;
 }
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
@@ -286,8 +274,9 @@ static tr_status join_first(tune *t)
     return status == TR_OK ? tr_leave(group) : status;
 }
 
-static int run_rank(tune *t)
+static int run_rank(void *self)
 {
+    tune *t = self;
     tr_status status = join_first(t);
     if (status == TR_OK && (t->world < 2 || t->world > RANKS_MOST)) {
         if (t->rank == 0) tr__complain(TR__BENCH, "tune measures 2 to %d ranks, not %d", RANKS_MOST, t->world);
@@ -296,11 +285,7 @@ static int run_rank(tune *t)
     if (status == TR_OK) status = prepare(t);
     if (status == TR_OK) tr__take_core(t->rank, t->world);
     if (status == TR_OK) status = measure_all(t);
-    int code = TR__EXIT_OK;
-    if (status == TR_PEER) code = TR_EXIT_PEER;
-    else if (status != TR_OK) tr__complain(TR__BENCH, "%s", status == TR_NO_MEMORY ? "out of memory" : tr_error_message());
-    if (status != TR_OK && code == TR__EXIT_OK) code = TR__EXIT_FAILED;
-    if (status == TR_OK && t->rank == 0) code = report(t);
+    int code = status != TR_OK ? tr__bench_failed(status) : t->rank == 0 ? report(t) : TR__EXIT_OK;
     free(t->in);
     free(t->out);
     free(t->times.list);
@@ -308,15 +293,28 @@ static int run_rank(tune *t)
     return code;
 }
 
-static int read_options(tune *t, int argc, char **argv)
+static int check_sizes(void *self)
 {
+    const tune *t = self;
+    for (int i = 0; i < t->sizes.count; i++) {
+        if (t->sizes.bytes[i] >= BYTES_LEAST) continue;
+        tr__complain("bench tune", "--bytes begin at %d, not at %lld", BYTES_LEAST, (long long)t->sizes.bytes[i]);
+        return TR__EXIT_USAGE;
+    }
+    return -1;
+}
+
+int tr__bench_tune(int argc, char **argv)
+{
+    tune t = {.ranks = 2, .budget_ms = 25,
+        .sizes = {9, {64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}}};
     const tr__option options[] = {
-        {"ranks", 'n', "N", "processes, when no launcher has started this one", TR__INTEGER(&t->ranks, 2, RANKS_MOST)},
+        {"ranks", 'n', "N", "processes, when no launcher has started this one", TR__INTEGER(&t.ranks, 2, RANKS_MOST)},
         {"bytes", 0, "LIST", "sizes, such as 64,4K,1M: what a rank gives (scatter, reduce-scatter: to each rank)",
-            TR__SIZES(&t->sizes)},
-        {"budget", 0, "MS", "milliseconds for each algorithm and size in each of three rounds", TR__NUMBER(&t->budget_ms, 0.1, 60000)},
-        {"output", 'o', "FILE", "write the table here, for TRIREME_ALGORITHMS=@FILE", TR__TEXT(&t->output)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&t->json)},
+            TR__SIZES(&t.sizes)},
+        {"budget", 0, "MS", "milliseconds for each algorithm and size in each of three rounds", TR__NUMBER(&t.budget_ms, 0.1, 60000)},
+        {"output", 'o', "FILE", "write the table here, for TRIREME_ALGORITHMS=@FILE", TR__TEXT(&t.output)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&t.json)},
         {0},
     };
     const tr__syntax syntax = {"bench tune", NULL,
@@ -324,23 +322,5 @@ static int read_options(tune *t, int argc, char **argv)
         "predicts beside what was measured, and writes a table of algorithms. Under a launcher the ranks may be on\n"
         "several hosts.",
         options, .operands = {0, 0}};
-    int code = tr__parse(&syntax, &argc, argv);
-    for (int i = 0; i < t->sizes.count && code < 0; i++) {
-        if (t->sizes.bytes[i] >= BYTES_LEAST) continue;
-        tr__complain("bench tune", "--bytes begin at %d, not at %lld", BYTES_LEAST, (long long)t->sizes.bytes[i]);
-        code = TR__EXIT_USAGE;
-    }
-    return code;
-}
-
-int tr__bench_tune(int argc, char **argv)
-{
-    const char **given = tr__bench_given(argc, argv);
-    if (!given) return TR__EXIT_FAILED;
-    tune t = {.ranks = 2, .budget_ms = 25,
-        .sizes = {9, {64, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}}};
-    int code = read_options(&t, argc, argv);
-    if (code < 0) code = getenv("RANK") ? run_rank(&t) : tr__relaunch(TR__BENCH, given, t.ranks, NULL);
-    free(given);
-    return code;
+    return tr__bench_run(&(tr__bench_job){&syntax, &t.ranks, check_sizes, run_rank, &t}, argc, argv);
 }

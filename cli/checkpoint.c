@@ -296,8 +296,8 @@ int tr__checkpoint_verify(int argc, char **argv)
             fine &= verify_one(argv[i], all);
     }
     if (object) cJSON_AddBoolToObject(object, "fine", fine);
-    if (json && !tr__write_json(VERIFY, object, json)) fine = false;
-    return fine ? TR__EXIT_OK : TR__EXIT_FAILED;
+    code = tr__write_json(VERIFY, object, json);
+    return fine ? code : TR__EXIT_FAILED;
 }
 
 /* ---- show -------------------------------------------------------------------------------------------------------- */
@@ -378,9 +378,9 @@ int tr__checkpoint_show(int argc, char **argv)
         print_facts(&s);
         print_files(&s);
     }
-    if (json && !tr__write_json(SHOW, survey_json(&s, true), json)) fine = false;
+    code = tr__write_json(SHOW, survey_json(&s, true), json);
     forget(&s);
-    return fine ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return fine ? code : TR__EXIT_FAILED;
 }
 
 int tr__cli_checkpoint(int argc, char **argv)

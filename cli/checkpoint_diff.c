@@ -239,7 +239,7 @@ static bool conclude(const diff *d)
     return same;
 }
 
-static bool write_json(const diff *d, cJSON *o, bool same, const char *path)
+static int write_json(const diff *d, cJSON *o, bool same, const char *path)
 {
     cJSON_AddStringToObject(o, "a", d->paths[0]);
     cJSON_AddStringToObject(o, "b", d->paths[1]);
@@ -283,6 +283,6 @@ int tr__checkpoint_diff(int argc, char **argv)
         return TR__EXIT_FAILED;
     }
     bool same = conclude(&d);
-    if (json && !write_json(&d, object, same, json)) return TR__EXIT_FAILED;
-    return same ? TR__EXIT_OK : TR__EXIT_FAILED;
+    code = write_json(&d, object, same, json);
+    return same ? code : TR__EXIT_FAILED;
 }

@@ -1,11 +1,12 @@
 #include "crowd.h"
 
+#include "clock.h"
+
 #include <trireme/comm.h>
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { STACK = 256 << 10, TIMEOUT_MS = 100000 };
 
@@ -14,13 +15,6 @@ typedef struct meeting {
     int port;
     pthread_mutex_t lock; /* of the failure */
 } meeting;
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static tr_status come_and_meet(const meeting *m)
 {
@@ -69,9 +63,9 @@ bool tr__crowd_meet(tr__crowd *crowd, double *seconds)
     pthread_t *threads = malloc((size_t)crowd->clients * sizeof *threads);
     meeting m = {.crowd = crowd, .port = tr_store_port(store), .lock = PTHREAD_MUTEX_INITIALIZER};
     tr_status status = threads ? tr_status_of(store) : TR_NO_MEMORY;
-    double began = now_s();
+    double began = tr__now_us();
     if (status == TR_OK) status = let_come(&m, store, threads);
-    *seconds = now_s() - began;
+    *seconds = 1e-6 * (tr__now_us() - began);
     if (status != TR_OK) note_failure(&m, threads ? tr_error_message() : "out of memory");
     free(threads);
     return !crowd->failure[0];

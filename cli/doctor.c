@@ -1,4 +1,5 @@
 /* trireme doctor: what this machine and this build offer to training, what is wrong, and what to do about it. */
+#include "clock.h"
 #include "command.h"
 #include "options.h"
 #include "system.h"
@@ -17,7 +18,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -88,13 +88,6 @@ static void check_settings(findings *f)
     }
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* ---- The checks -------------------------------------------------------------------------------------------------- */
 
 static void check_build(findings *f)
@@ -160,15 +153,15 @@ static double measure_matmul(void)
     enum { n = 1024 };
     TR_SCOPE;
     tr_tensor *a = tr_randn(1, TR_SHAPE(n, n)), *b = tr_randn(2, TR_SHAPE(n, n));
-    double fastest = INFINITY;
-    for (double end = now() + 0.2, at = 0; at < end;) {
+    double fastest = INFINITY; /* microseconds */
+    for (double end = tr__now_us() + 2e5, at = 0; at < end;) {
         TR_SCOPE;
-        double begin = now();
+        double begin = tr__now_us();
         if (tr_status_of(tr_matmul(a, b)) != TR_OK) return 0;
-        at = now();
+        at = tr__now_us();
         fastest = fmin(fastest, at - begin);
     }
-    return 2.0 * n * n * n / fastest * 1e-9;
+    return 2.0 * n * n * n / fastest * 1e-3;
 }
 
 static void check_matrix_engine(findings *f)

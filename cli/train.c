@@ -1,6 +1,7 @@
 /* trireme train: which models and options there are, and what they are when they are not given. */
 #include "train.h"
 
+#include "clock.h"
 #include "command.h"
 #include "system.h"
 
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 int tr__train_failed(const tr__train *t, const char *format, ...)
@@ -210,13 +210,6 @@ static int read_options(tr__train *t, int argc, char **argv)
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-static int64_t now_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* When this process was made, or the `trireme train` that made it. The kernel counts in ticks since boot. */
 static int64_t start_of_process(void)
 {
@@ -225,9 +218,9 @@ static int64_t start_of_process(void)
     char line[1024];
     const char *after = tr__first_line("/proc/self/stat", line, sizeof line) ? strrchr(line, ')') : NULL;
     for (int field = 2; after && field < 22; field++) after = strchr(after + 1, ' ');
-    int64_t now = now_ns(CLOCK_MONOTONIC);
+    int64_t now = tr__clock_ns(CLOCK_MONOTONIC);
     if (!after) return now;
-    int64_t age = now_ns(CLOCK_BOOTTIME) - strtoll(after, NULL, 10) * (1000000000 / sysconf(_SC_CLK_TCK));
+    int64_t age = tr__clock_ns(CLOCK_BOOTTIME) - strtoll(after, NULL, 10) * (1000000000 / sysconf(_SC_CLK_TCK));
     return age > 0 ? now - age : now;
 }
 

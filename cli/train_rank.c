@@ -2,6 +2,7 @@
 #include "train.h"
 
 #include "bench_result.h"
+#include "clock.h"
 #include "terminal.h"
 
 #include <errno.h>
@@ -12,15 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* ---- Signals ----------------------------------------------------------------------------------------------------- */
 
@@ -35,7 +28,7 @@ static void on_stop(int sig, siginfo_t *info, void *context)
 {
     (void)context;
     const int64_t at_once_ns = 100000000;
-    int64_t now = now_ns();
+    int64_t now = tr__clock_ns(CLOCK_MONOTONIC);
     bool same = sig == stop_signal && info->si_pid == stop_sender && now - stop_ns < at_once_ns;
     if (stop_signal && !same) {
         signal(sig, SIG_DFL);
@@ -122,7 +115,7 @@ static tr_status fit(run *r, tr_group *group)
         introduce(r);
         r->progress = tr_progress_new(stderr, .plain = t->plain, .ascii = !tr__terminal_utf8(), .item = t->kind->item);
     }
-    int64_t begun = now_ns();
+    int64_t begun = tr__clock_ns(CLOCK_MONOTONIC);
     watch_signals();
     status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
         .validate_every = t->eval_every, .save_every = t->save_every, .keep = t->keep, .keep_best = t->keep_best,
@@ -198,7 +191,7 @@ static int write_json(const run *r)
     cJSON *object = tr__result_new(NULL, "train/%s/%d", r->train->model, r->world);
     add_results(object, r);
     add_setup(object, r);
-    return tr__write_json(r->train->command, object, r->train->json) ? TR__EXIT_OK : TR__EXIT_FAILED;
+    return tr__write_json(r->train->command, object, r->train->json);
 }
 
 /* Columns of the metrics, for a chart. False without memory. */

@@ -25,20 +25,20 @@ typedef struct tr_ddp_options {
     bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
 } tr_ddp_options;
 /* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients:
- * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory, and averages
- * each bucket over the group as soon as backward has filled it, while backward goes on; the last one (of one dtype and
- * device the only one that may be below bucket_mb) at backward's end (Li et al., VLDB 2020). tr_backward() returns when
- * all gradients are averaged, and all ranks have rank 0's buffers, such as running statistics, which lie side by side and travel in
- * one broadcast. A parameter that took no
- * part counts as a zero gradient, also when it did so on no rank: an optimizer steps it, and weight decay moves it.
- * tr_dist_backward() does the same for the gradients of its context. Every .check_every backwards that exchange,
- * parameters and buffers are compared when the gradients have been averaged: TR_MISMATCH from tr_backward() on every rank
- * names the odd ranks and the first tensor, nothing has been stepped, and the group can be used on. One backward at a
- * time, in the same order on all
- * ranks; a rank whose backward fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give
- * each of several modules that one backward goes through, and sync batch norms inside them, a group of its own
- * (tr_group_split()) where parameters may take part on some ranks only: over one group the ranks' buckets come in
- * different orders, which is TR_MISMATCH. */
+ * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory,
+ * and averages each bucket over the group as soon as backward has filled it, while backward goes on; the last one at
+ * backward's end (Li et al., VLDB 2020). The first backward that exchanges does so at its end: rank 0's order, in which
+ * gradients became final there, is the buckets' order on all ranks from then on. tr_backward() returns when all
+ * gradients are averaged, and all ranks have rank 0's buffers, such as running statistics, which lie side by side and
+ * travel in one broadcast. A parameter that took no part counts as a zero gradient, also when it did so on no rank: an
+ * optimizer steps it, and weight decay moves it. tr_dist_backward() does the same for the gradients of its context.
+ * Every .check_every backwards that exchange, parameters and buffers are compared when the gradients have been
+ * averaged: TR_MISMATCH from tr_backward() on every rank names the odd ranks and the first tensor, nothing has been
+ * stepped, and the group can be used on. One backward at a time, in the same order on all ranks; a rank whose backward
+ * fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give each of several modules
+ * that one backward goes through, and sync batch norms inside them, a group of its own (tr_group_split()) where
+ * parameters may take part on some ranks only: over one group the ranks' buckets come in different orders, which is
+ * TR_MISMATCH. */
 #define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__)
 TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
 

@@ -2,10 +2,14 @@
  * DistributedDataParallel (Li et al., PyTorch Distributed, VLDB 2020): replicas of a module, one per rank, whose gradients
  * are averaged while backward is still under way.
  *
- * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Backward makes
- * gradients final from the last layer to the first: buckets are cut from the end of the arena, and go out in that order
- * on every rank, each as soon as it and those before it are complete; the last one at the end, by the thread that waits for it.
- * Where all of the graph is DDP's that costs nothing, as no backward is left beside it; else what is left does not hide it.
+ * Gradients lie in arenas in shared memory, so a bucket is a range of an arena and is reduced where it is. Buckets go out in one
+ * order on every rank, each as soon as it and those before it are complete; the last one at the end, by the thread that waits
+ * for it. Where all of the graph is DDP's that costs nothing, as no backward is left beside it; else what is left does not hide it.
+ *
+ * The first backward shows in which order gradients become final. At its end rank 0's order becomes everybody's, buckets are cut
+ * in that order, and only then go out: so each backward averages in the same buckets, and a training that is resumed gives
+ * the same bits as one that never stopped. The arena stays as it is, as optimizers count on it: parameters that are final one
+ * after the other and do not lie side by side are several buckets.
  *
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
@@ -37,7 +41,8 @@
 typedef struct bucket {
     tr__arena *arena;
     int64_t begin, end; /* elements of the arena's gradients */
-    int first, last;    /* its parameters: params[first … last - 1] */
+    int first, last;    /* its parameters: order[first … last - 1] */
+    int ready;          /* the place in the learned order of the one that is final last */
     int pending;        /* of them, those whose gradient is not final in this backward */
     tr_tensor *copy;    /* [end - begin], of gradients in a detached backward's sink; a reference; NULL: none so far */
     tr_work *work;      /* under way, kept; or NULL */
@@ -48,6 +53,8 @@ typedef struct param {
     tr_tensor *leaf;    /* kept */
     int hook;           /* -1: none */
     int arena;          /* the arenas' order, the same on every rank: that of their first parameters */
+    int64_t begin, end; /* its range of the arena, with the gap behind it */
+    int ready;          /* its place in the learned order */
     int bucket;
     bool final;
 } param;
@@ -61,13 +68,116 @@ typedef struct ddp {
     int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
     int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
     bool paused;        /* by tr_ddp_sync() */
-    param *params;      /* in the order of buckets */
+    param *params;      /* in the order of the module's list */
     int n_params;
+    double bucket_bytes;
+    param **order;      /* [n_params], by bucket; in the first backward those that are final, */
+    int n_final;        /* so many */
     bucket *buckets;
-    int n_buckets;
+    int n_buckets;      /* 0: not learned yet */
     _Atomic(tr__backward *) running; /* the backward that the counts belong to; NULL: none is under way */
     int next_bucket;       /* the first that has not gone out */
 } ddp;
+
+/* The group's time limit, or what the backward has left. */
+static int time_left_ms(const tr_group *group, const tr__gradient_sink *sink)
+{
+    int64_t left = sink && sink->deadline_ns ? (sink->deadline_ns - tr__now_ns()) / 1000000 : INT32_MAX;
+    int limit = tr__group_timeout_ms(group);
+    return left > limit ? limit : left > 1 ? (int)left : 1;
+}
+
+/* ---- Learning the order -------------------------------------------------------------------------------------------------- */
+
+static int by_place(const void *a, const void *b)
+{
+    const param *p = *(param *const *)a, *q = *(param *const *)b;
+    if (p->arena != q->arena) return p->arena - q->arena;
+    if (p->begin != q->begin) return p->begin < q->begin ? -1 : 1;
+    return p->end < q->end ? -1 : p->end > q->end;
+}
+
+static int by_readiness(const void *a, const void *b)
+{
+    return ((const bucket *)a)->ready - ((const bucket *)b)->ready;
+}
+
+/* What took no part in rank 0's first backward comes last, later parameters first. */
+static tr_status agree_on_order(ddp *d, const tr__gradient_sink *sink)
+{
+    int32_t *places = calloc((size_t)d->n_params + 1, sizeof *places);
+    if (!places) return tr__fail(TR_NO_MEMORY, "out of memory");
+    for (int i = d->n_params; i-- > 0;)
+        if (!d->params[i].final) d->order[d->n_final++] = &d->params[i];
+    for (int i = 0; i < d->n_params; i++) places[i] = (int32_t)(d->order[i] - d->params);
+    tr_status status = tr_broadcast(d->group, places, d->n_params, .dtype = TR_I32, .timeout_ms = time_left_ms(d->group, sink),
+        .tag = tr__series_tag(d->series, 0));
+    for (int i = 0; i < d->n_params && status == TR_OK; i++) {
+        d->order[i] = &d->params[places[i]];
+        d->order[i]->ready = i;
+    }
+    free(places);
+    return status;
+}
+
+/* Do the parameters [first, last) of the order lie on both sides of p? */
+static bool encloses(const ddp *d, int first, int last, const param *p)
+{
+    bool before = false, behind = false;
+    for (int i = first; i < last; i++) {
+        const param *q = d->order[i];
+        before |= q->arena == p->arena && q->end == p->begin;
+        behind |= q->arena == p->arena && q->begin == p->end;
+    }
+    return before && behind;
+}
+
+/* Where those that begin at `first` of the order end: when they are large enough, but for what lies in their midst, as a bias
+ * that is final after its weight does. What is frozen now shares no bucket with what learns. */
+static int end_of_run(const ddp *d, int first)
+{
+    double bytes = 0;
+    int last = first;
+    for (; last < d->n_params; last++) {
+        const param *p = d->order[last];
+        if (p->leaf->requires_grad != d->order[first]->leaf->requires_grad) break;
+        if (last > first && bytes >= d->bucket_bytes && !encloses(d, first, last, p)) break;
+        bytes += (double)(p->end - p->begin) * (double)tr_dtype_size(p->leaf->dtype);
+    }
+    return last;
+}
+
+/* A bucket for each range of the arenas that the parameters [first, last) of the order fill; it holds nobody else's gradients. */
+static void cut_buckets(ddp *d, int first, int last)
+{
+    bucket *b = NULL;
+    int begin = d->n_buckets;
+    qsort(d->order + first, (size_t)(last - first), sizeof *d->order, by_place);
+    for (int i = first; i < last; i++) {
+        const param *p = d->order[i];
+        tr__arena *arena = p->leaf->leaf->arena;
+        if (!b || b->arena != arena || b->end != p->begin) {
+            b = &d->buckets[d->n_buckets++];
+            *b = (bucket){.arena = tr__ref(arena), .begin = p->begin, .first = i};
+        }
+        b->end = p->end;
+        b->last = i + 1;
+        if (p->ready > b->ready) b->ready = p->ready;
+    }
+    qsort(d->buckets + begin, (size_t)(d->n_buckets - begin), sizeof *d->buckets, by_readiness);
+}
+
+static tr_status learn_buckets(ddp *d, const tr__gradient_sink *sink)
+{
+    TR__TRY(agree_on_order(d, sink));
+    for (int first = 0, last; first < d->n_params; first = last) {
+        last = end_of_run(d, first);
+        cut_buckets(d, first, last);
+    }
+    for (int i = 0; i < d->n_buckets; i++)
+        for (int k = d->buckets[i].first; k < d->buckets[i].last; k++) d->order[k]->bucket = i;
+    return TR_OK;
+}
 
 /* ---- During backward ------------------------------------------------------------------------------------------------- */
 
@@ -81,7 +191,7 @@ static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink
 {
     for (int i = b->first; i < b->last; i++) {
         TR_SCOPE;
-        tr_tensor *leaf = d->params[i].leaf;
+        tr_tensor *leaf = d->order[i]->leaf;
         if (!leaf->requires_grad) continue;
         TR__TRY(sink->put(sink->user, leaf, place_of(b, leaf)));
         TR__TRY(sink->complete(sink->user, leaf));
@@ -89,19 +199,11 @@ static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink
     return TR_OK;
 }
 
-/* The group's time limit, or what the backward has left. */
-static int time_left_ms(const tr_group *group, const tr__gradient_sink *sink)
-{
-    int64_t left = sink && sink->deadline_ns ? (sink->deadline_ns - tr__now_ns()) / 1000000 : INT32_MAX;
-    int limit = tr__group_timeout_ms(group);
-    return left > limit ? limit : left > 1 ? (int)left : 1;
-}
-
 /* Is any of its parameters to learn? What is frozen is not exchanged, but where it shares a bucket with others. */
 static bool learns(const ddp *d, const bucket *b)
 {
     bool any = false;
-    for (int i = b->first; i < b->last; i++) any |= d->params[i].leaf->requires_grad;
+    for (int i = b->first; i < b->last; i++) any |= d->order[i]->leaf->requires_grad;
     return any;
 }
 
@@ -112,7 +214,7 @@ static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink 
     const tr_tensor *gradients = b->arena->gradients;
     if (!sink) {
         for (int i = b->first; i < b->last; i++) {
-            const tr_tensor *leaf = d->params[i].leaf;
+            const tr_tensor *leaf = d->order[i]->leaf;
             TR__TRY(leaf->requires_grad ? tr__arena_zero_missing(leaf) : tr_fill(leaf->leaf->grad, 0));
         }
         *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
@@ -125,7 +227,7 @@ static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink 
     }
     TR__TRY(tr_status_of(b->copy));
     for (int i = b->first; i < b->last; i++) {
-        tr_tensor *leaf = d->params[i].leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, leaf);
+        tr_tensor *leaf = d->order[i]->leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, leaf);
         TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
     }
     *from = tr__ptr(b->copy);
@@ -182,6 +284,7 @@ static tr_status broadcast_all(const tr_tensor_list *list, tr_group *group)
 static tr_status exchange_rest(ddp *d)
 {
     const tr__gradient_sink *sink = tr__backward_sink(d->running);
+    if (!d->n_buckets) TR__TRY(learn_buckets(d, sink));
     while (d->next_bucket < d->n_buckets) TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
     TR__TRY(wait_all(d));
     for (int i = 0; i < d->n_buckets && sink; i++) TR__TRY(copy_out(d, &d->buckets[i], sink));
@@ -247,8 +350,12 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
     }
     d->next_bucket = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
-    for (int i = 0; i < d->n_buckets; i++) d->buckets[i].pending = 0;
-    for (int i = 0; i < d->n_params; i++) d->buckets[d->params[i].bucket].pending += d->params[i].leaf->requires_grad;
+    d->n_final = 0;
+    for (int i = 0; i < d->n_buckets; i++) {
+        bucket *b = &d->buckets[i];
+        b->pending = 0;
+        for (int k = b->first; k < b->last; k++) b->pending += d->order[k]->leaf->requires_grad;
+    }
     return TR_OK;
 }
 
@@ -262,6 +369,10 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;
     p->final = true;
+    if (!d->n_buckets) {
+        d->order[d->n_final++] = p;
+        return TR_OK;
+    }
     d->buckets[p->bucket].pending--;
     /* Those that are complete go out; the last one is left to the backward's end. */
     while (d->next_bucket < d->n_buckets - 1 && d->buckets[d->next_bucket].pending == 0)
@@ -271,40 +382,6 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
 
 /* ---- Building ---------------------------------------------------------------------------------------------------------- */
 
-/* Parameters by arena, later ones first (of a module on several devices, they are final first), and in an arena those at its
- * end first. */
-static int by_place(const void *a, const void *b)
-{
-    const param *p = a, *q = b;
-    if (p->arena != q->arena) return q->arena - p->arena;
-    int64_t i = tr__arena_slot_of(p->leaf)->offset, j = tr__arena_slot_of(q->leaf)->offset;
-    return i > j ? -1 : i < j;
-}
-
-/* Cuts the sorted parameters into buckets of about bytes; the range of each holds nobody else's gradients. What is frozen now
- * shares no bucket with what learns. */
-static tr_status cut_buckets(ddp *d, double bytes)
-{
-    d->buckets = calloc((size_t)d->n_params + 1, sizeof *d->buckets);
-    if (!d->buckets) return tr__fail(TR_NO_MEMORY, "out of memory");
-    bucket *b = NULL;
-    for (int i = 0; i < d->n_params; i++) {
-        tr_tensor *leaf = d->params[i].leaf;
-        const tr__arena_slot *slot = tr__arena_slot_of(leaf);
-        int64_t end = slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
-        double size = b ? (double)(b->end - b->begin) * (double)tr_dtype_size(leaf->dtype) : 0;
-        bool other = i > 0 && d->params[i - 1].leaf->requires_grad != leaf->requires_grad;
-        if (!b || b->arena != leaf->leaf->arena || b->begin != end || size >= bytes || other) {
-            b = &d->buckets[d->n_buckets++];
-            *b = (bucket){.arena = tr__ref(leaf->leaf->arena), .begin = end, .end = end, .first = i};
-        }
-        b->begin = slot->offset;
-        b->last = i + 1;
-        d->params[i].bucket = d->n_buckets - 1;
-    }
-    return TR_OK;
-}
-
 static tr_status take_parameters(ddp *d, tr_module *module)
 {
     tr_tensor_list *list = tr_parameters(module);
@@ -312,12 +389,17 @@ static tr_status take_parameters(ddp *d, tr_module *module)
     TR__TRY(tr__gradients_stay("ddp", list, "ranks average gradients after that"));
     TR__TRY(tr__arena_build(list));
     d->params = calloc((size_t)list->count + 1, sizeof *d->params);
-    if (!d->params) return tr__fail(TR_NO_MEMORY, "out of memory");
+    d->order = calloc((size_t)list->count + 1, sizeof *d->order);
+    d->buckets = calloc((size_t)list->count + 1, sizeof *d->buckets);
+    if (!d->params || !d->order || !d->buckets) return tr__fail(TR_NO_MEMORY, "out of memory");
     for (int i = 0; i < list->count; i++) {
         tr_tensor *leaf = list->entries[i].tensor;
         int first = 0;
         while (list->entries[first].tensor->leaf->arena != leaf->leaf->arena) first++;
-        d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first};
+        const tr__arena_slot *slot = tr__arena_slot_of(leaf);
+        int64_t end = slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
+        d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first, .begin = slot->offset,
+            .end = end};
     }
     for (int i = 0; i < list->count; i++) TR__TRY(tr__arena_share(list->entries[i].tensor->leaf->arena));
     return TR_OK;
@@ -340,6 +422,7 @@ static void release(void *state)
         tr__unref(d->buckets[i].copy);
     }
     free(d->params);
+    free(d->order);
     free(d->buckets);
     tr_release(d->state);
     tr__buffers_release(&d->buffers);
@@ -399,8 +482,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
-    qsort(d->params, (size_t)d->n_params, sizeof *d->params, by_place);
-    TR__TRY(cut_buckets(d, bucket_mb * (1 << 20)));
+    d->bucket_bytes = bucket_mb * (1 << 20);
     for (int i = 0; i < d->n_params; i++) {
         param *p = &d->params[i];
         p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
