@@ -1,6 +1,7 @@
 #include "comm/collective.h"
 
 #include "base/given.h"
+#include "base/hash.h"
 #include "base/object.h"
 #include "comm/algo/reduce.h"
 #include "comm/control.h"
@@ -322,20 +323,11 @@ void tr__collective_alone(const tr_collective *c)
 
 /* ---- Signatures -------------------------------------------------------------------------------------------------- */
 
-/* FNV-1a over the counts' bytes. */
-static uint64_t hash(const int64_t *counts, int world)
-{
-    uint64_t h = 0xcbf29ce484222325;
-    const unsigned char *bytes = (const unsigned char *)counts;
-    for (size_t i = 0; i < (size_t)world * sizeof *counts; i++) h = (h ^ bytes[i]) * 0x100000001b3;
-    return h;
-}
-
 void tr__signature_of(const tr_collective *c, int world_size, uint64_t sequence, tr__signature *s)
 {
     *s = (tr__signature){.sequence = sequence, .kind = c->kind, .dtype = c->dtype, .op = c->op, .root = c->root,
         .peer = c->peer, .tag = c->tag, .count = c->count, .line = c->line};
-    if (c->kind == TR_ALL_GATHER_V) s->layout = hash(c->out_counts, world_size);
+    if (c->kind == TR_ALL_GATHER_V) s->layout = tr__hash(TR__HASH_BEGIN, c->out_counts, (size_t)world_size * sizeof *c->out_counts);
     strcpy(s->file, tr__place_text(c->file));
 }
 

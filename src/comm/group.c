@@ -310,10 +310,8 @@ tr_status tr_leave(tr_group *group)
 static void destroy(void *self)
 {
     tr_group *group = self;
-    tr__error *latest = tr__error_take(); /* a scope that ends must not change the message of what failed in it */
+    TR__KEEP_ERROR; /* a scope that ends must not change the message of what failed in it */
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
     free(group->transport);
     free(group->address);
     free(group->algorithms);
@@ -388,11 +386,9 @@ void tr__group_give_up(tr_group *group)
 void tr_abort(tr_group *group, const char *reason)
 {
     if (!group || tr__error_of(group)) return;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr__fail(TR_CANCELLED, "%s", reason ? reason : "the program aborted the group");
     tr__group_give_up(group);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 int tr__group_series(tr_group *group)

@@ -55,7 +55,8 @@ typedef struct tr__record {
 
 typedef struct tr__records {
     tr__record *list;
-    int count, capacity;
+    int count;
+    size_t room;
 } tr__records;
 
 /* A copy of the record that lies in memory; anything else is refused. To be freed as those of a list. */

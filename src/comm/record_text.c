@@ -193,7 +193,7 @@ static void write_files(const char *folder, const tr__record_header *failed, con
 
 void tr__record_dump(const char *folder, const tr__record_header *failed)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr__records records;
     mkdir(folder, 0777); /* opening the files says when that did not help */
     if (tr__records_read(getpid(), &records) == TR_OK) {
@@ -202,6 +202,4 @@ void tr__record_dump(const char *folder, const tr__record_header *failed)
     } else {
         tr__log(TR_LOG_WARN, "group '%s': cannot read the flight record: %s", failed->group, tr_error_message());
     }
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }

@@ -109,8 +109,7 @@ tr_status tr__staging_end(tr__staging *s, tr_status status)
     if (status == TR_OK) status = copy_back(s);
     tr__error *first = status == TR_OK ? NULL : tr__error_take();
     tr_status waited = s->event ? tr__staging_ready(s) : TR_OK; /* the memory is in use until then, whatever has failed */
-    if (first) (void)tr__fail_stored(first);
-    tr__error_unref(first);
+    tr__error_restore(first);
     host_free(s);
     if (s->event) s->table->event_free(s->device.index, s->event);
     free(s);

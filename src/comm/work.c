@@ -52,9 +52,7 @@ static tr_status wait_for_parts(tr_work *work)
     tr__error *first = NULL;
     for (int i = 0; i < work->part_count; i++)
         if (tr_wait(work->parts[i]) != TR_OK && !first) first = tr__error_take();
-    tr_status status = tr__fail_stored(first);
-    tr__error_unref(first);
-    return status;
+    return tr__error_restore(first);
 }
 
 static void wait_for_end(tr_work *work)

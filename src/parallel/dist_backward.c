@@ -17,12 +17,12 @@
 #include "parallel/dist_part.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/thread.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
 
 /* What a message's answer is for. */
 typedef struct token {
@@ -109,13 +109,7 @@ static tr_status complete_leaf(void *user, tr_tensor *leaf)
 
 static tr_status add_found(tr__part *p, int worker, int64_t number)
 {
-    if (p->n_found == p->found_capacity) {
-        int capacity = p->found_capacity ? 2 * p->found_capacity : 16;
-        tr__found *larger = realloc(p->found, (size_t)capacity * sizeof *larger);
-        if (!larger) return no_memory();
-        p->found = larger;
-        p->found_capacity = capacity;
-    }
+    if (!tr__grow(&p->found, (size_t)p->n_found, &p->found_room, sizeof *p->found)) return no_memory();
     p->found[p->n_found++] = (tr__found){worker, number};
     return TR_OK;
 }

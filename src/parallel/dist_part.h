@@ -40,7 +40,8 @@ typedef struct tr__dist_part {
     /* Of the thread that is running it. */
     tr__backward *engine; /* NULL: freed, under the lock */
     tr__found *found; /* what the engine met at the border of the graph */
-    int n_found, found_capacity;
+    int n_found;
+    size_t found_room;
 
     /* Under the context's lock. */
     bool running, engaged, over;

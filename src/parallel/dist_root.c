@@ -2,6 +2,7 @@
 #include "parallel/dist_part.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <stdlib.h>
 
@@ -130,17 +131,16 @@ void tr__dist_continue(tr_dist_context *c)
 /* Waits until the part is over; false at the deadline. */
 static bool wait_over(tr__part *p, int64_t deadline_ns)
 {
-    struct timespec deadline = {deadline_ns / 1000000000, deadline_ns % 1000000000};
     pthread_mutex_t *lock = &p->context->lock;
-    int error = 0;
+    bool in_time = true;
     pthread_mutex_lock(lock);
-    while (!p->over && error == 0) {
+    while (!p->over && in_time) {
         if (is_marked(p)) {
             pthread_mutex_unlock(lock);
             tr__part_drain(p);
             pthread_mutex_lock(lock);
         } else {
-            error = pthread_cond_timedwait(&p->ended, lock, &deadline);
+            in_time = tr__condition_wait(&p->ended, lock, deadline_ns);
         }
     }
     bool over = p->over;

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/thread.h"
 
@@ -72,9 +73,7 @@ tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, i
 
 static tr__rpc_entry **functions_of(tr_rpc *rpc, const char *name)
 {
-    uint32_t hash = 0x811c9dc5u; /* FNV-1a */
-    for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x01000193u;
-    return &rpc->functions[hash % TR__RPC_FUNCTION_BUCKETS];
+    return &rpc->functions[tr__hash(TR__HASH_BEGIN, name, strlen(name)) % TR__RPC_FUNCTION_BUCKETS];
 }
 
 /* Entries stay as long as the agent. */
@@ -266,7 +265,7 @@ static void destroy(void *self)
 {
     tr_rpc *rpc = self;
     if (!rpc->has_locks) return;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false);
     if (rpc->refs) tr__refs_free(rpc);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
@@ -283,8 +282,6 @@ static void destroy(void *self)
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_destroy(locks[i]);
     pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->rings_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) pthread_cond_destroy(conditions[i]);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 const tr__type tr__rpc_type = {.name = "rpc", .size = sizeof(tr_rpc), .destroy = destroy};
@@ -322,8 +319,7 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
     tr__refs_report(rpc);
     close_agent(rpc, true);
     tr__refs_free(rpc);
-    if (why) tr__fail_stored(why);
-    tr__error_unref(why);
+    tr__error_restore(why);
     return status;
 }
 
@@ -439,9 +435,7 @@ static tr_status connect_or_refuse(tr_rpc *rpc, const tr_rpc_options *o)
     if (check_options(o) == TR_OK) return connect_all(rpc, o->name ? o->name : name);
     tr__error *why = tr__error_take();
     (void)!connect_all(rpc, NULL); /* the others' errors are not this one's */
-    tr_status status = tr__fail_stored(why);
-    tr__error_unref(why);
-    return status;
+    return tr__error_restore(why);
 }
 
 static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)

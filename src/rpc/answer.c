@@ -143,12 +143,10 @@ static void destroy_reply(void *self)
 {
     tr_rpc_reply *r = self;
     if (!r->owed.rpc) return;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     if (!atomic_load(&r->answered))
         (void)!settle(r, tr__fail(TR_STATE, "the function put its answer off, and nobody gave one: its reply was dropped"),
             tr_value_none());
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
     tr__unref(r->owed.kept);
     tr__unref(r->owed.rpc);
 }

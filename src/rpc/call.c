@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,11 +93,10 @@ static void give_up(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
-    tr__error *latest = tr__error_take();
+    tr__error *why = tr__error_take();
     tr_status sent = tr__rpc_send(rpc, f->worker, (tr__rpc_frame){.type = TR__RPC_CANCEL, .id = f->id}, &w);
     (void)sent; /* without it the function runs in vain */
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
+    tr__error_restore(why);
     tr__rpc_writer_end(&w);
     f->making = NULL;
     end_badly(f);
@@ -151,10 +151,9 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         if (!full || gone || closing || tr__now_ns() >= until_room) break;
         pthread_mutex_unlock(&rpc->calls_lock);
         tr__rpc_poll(rpc);
-        int64_t until = tr__now_ns() + 1000000;
-        struct timespec soon = {until / 1000000000, until % 1000000000};
+        int64_t soon = tr__now_ns() + 1000000;
         pthread_mutex_lock(&rpc->calls_lock);
-        pthread_cond_timedwait(&rpc->calls_changed, &rpc->calls_lock, &soon);
+        tr__condition_wait(&rpc->calls_changed, &rpc->calls_lock, soon);
     }
     if (!full && !gone && !closing) {
         f->id = ++rpc->next_id;

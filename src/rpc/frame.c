@@ -1,5 +1,6 @@
 #include "rpc/frame.h"
 
+#include "base/memory.h"
 #include "tensor/list.h"
 
 #include <stdio.h>
@@ -57,7 +58,8 @@ void tr__rpc_writer_begin(tr__rpc_writer *w)
     w->used = 0;
     w->room = sizeof w->small;
     w->pieces = NULL;
-    w->piece_count = w->piece_room = 0;
+    w->piece_count = 0;
+    w->piece_room = 0;
     w->payload = 0;
     w->status = TR_OK;
     w->hand_over = NULL;
@@ -137,15 +139,9 @@ static void add_piece(tr__rpc_writer *w, tr__rpc_piece piece)
             TR__RPC_PIECES_MAX, TR__RPC_INLINE, (unsigned long long)TR__RPC_PAYLOAD_MAX);
         return;
     }
-    if (w->piece_count == w->piece_room) {
-        int room = w->piece_room ? 2 * w->piece_room : 4;
-        tr__rpc_piece *grown = realloc(w->pieces, (size_t)room * sizeof *grown);
-        if (!grown) {
-            w->status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-            return;
-        }
-        w->pieces = grown;
-        w->piece_room = room;
+    if (!tr__grow(&w->pieces, (size_t)w->piece_count, &w->piece_room, sizeof *w->pieces)) {
+        w->status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+        return;
     }
     tr__rpc_write_u32(w, (uint32_t)w->piece_count);
     w->pieces[w->piece_count++] = piece;

@@ -180,15 +180,10 @@ tr_status tr_future_wait(tr_future *f)
 
 tr_status tr_future_wait_all(tr_future *const *list, int count)
 {
-    tr_status first = TR_OK;
-    tr__error *why = NULL;
-    for (int i = 0; i < count; i++) {
-        if (tr_future_wait(list[i]) == TR_OK || why) continue;
-        why = tr__error_take();
-    }
-    if (why) first = tr__fail_stored(why);
-    tr__error_unref(why);
-    return first;
+    tr__error *first = NULL;
+    for (int i = 0; i < count; i++)
+        if (tr_future_wait(list[i]) != TR_OK && !first) first = tr__error_take();
+    return tr__error_restore(first);
 }
 
 /* ---- Any of several ---------------------------------------------------------------------------------------------- */

@@ -18,7 +18,7 @@ typedef struct tr__rpc_hand_over {
     tr_rpc *rpc;
     int to;
     tr__rref_token *given; /* so far */
-    int count, room;
+    size_t count, room;
 } tr__rpc_hand_over;
 void tr__rpc_write_to(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_rpc *rpc, int to);
 void tr__rpc_written(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_status sent);

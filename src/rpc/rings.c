@@ -7,9 +7,9 @@
 #include "rpc/ring.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/futex.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -205,14 +205,13 @@ tr_status tr__rings_show(tr_rpc *rpc)
 
 tr_status tr__rings_complete(tr_rpc *rpc)
 {
-    int64_t until = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    int64_t deadline = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
     int missing = -1;
     pthread_mutex_lock(&rpc->rings_lock);
     for (int i = 0; i < rpc->world && missing < 0; i++) {
         tr__rpc_rings *n = rpc->links[i].rings;
         while (n && (!n->in || !n->bell) && missing < 0 && !atomic_load(&rpc->links[i].gone))
-            if (pthread_cond_timedwait(&rpc->rings_changed, &rpc->rings_lock, &deadline) == ETIMEDOUT) missing = i;
+            if (!tr__condition_wait(&rpc->rings_changed, &rpc->rings_lock, deadline)) missing = i;
         if (n && (!n->in || !n->bell)) missing = i;
     }
     pthread_mutex_unlock(&rpc->rings_lock);

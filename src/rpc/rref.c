@@ -21,14 +21,12 @@ static void send_refer(void *user, int to, const tr__refer *message)
 {
     tr_rpc *rpc = user;
     tr__rpc_writer w;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr__rpc_writer_begin(&w);
     tr__rpc_write_bytes(&w, message, sizeof *message);
     tr_status sent = tr__rpc_send(rpc, to, (tr__rpc_frame){.type = TR__RPC_REFER}, &w);
     (void)sent; /* it is sent again until it is acknowledged */
     tr__rpc_writer_end(&w);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 static void value_freed(void *user, void *value)

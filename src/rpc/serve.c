@@ -553,10 +553,8 @@ static bool flush_all(tr_rpc *rpc)
 
 static void sleep_until(tr_rpc *rpc, int64_t until)
 {
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
     pthread_mutex_lock(&rpc->clock_lock);
-    if (!rpc->clock_rung && !atomic_load(&rpc->closing))
-        pthread_cond_timedwait(&rpc->clock_changed, &rpc->clock_lock, &deadline);
+    if (!rpc->clock_rung && !atomic_load(&rpc->closing)) tr__condition_wait(&rpc->clock_changed, &rpc->clock_lock, until);
     rpc->clock_rung = false;
     pthread_mutex_unlock(&rpc->clock_lock);
 }

@@ -1,5 +1,6 @@
 #include "comm/algo/choice.h"
 
+#include "base/hash.h"
 #include "base/object.h"
 
 #include <inttypes.h>
@@ -273,16 +274,13 @@ char *tr__choice_text(const tr__choice_table *table, char text[TR__CHOICES_TEXT]
     return text;
 }
 
-/* FNV-1a. */
 uint64_t tr__choice_digest(const tr__choice_table *table)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = TR__HASH_BEGIN;
     for (int i = 0; i < table->count; i++) {
         const tr__choice *c = &table->rows[i];
         const int64_t numbers[] = {c->kind, c->algorithm, c->ranks_from, c->ranks_to, c->bytes_from, c->bytes_to};
-        for (size_t n = 0; n < sizeof numbers / sizeof *numbers; n++)
-            for (int shift = 0; shift < 64; shift += 8)
-                hash = (hash ^ ((uint64_t)numbers[n] >> shift & 255)) * 0x100000001b3u;
+        hash = tr__hash(hash, numbers, sizeof numbers);
     }
     return hash;
 }

@@ -31,13 +31,11 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
 {
     char key[KEY], text[REASON];
     if (status == TR_PEER) return; /* which is another rank's to tell */
-    tr__error *why = tr__error_take();
+    TR__KEEP_ERROR;
     int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
     size_t bytes = length < REASON ? (size_t)length : REASON - 1;
     /* when that fails, too, NCCL's word must do */
     (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes);
-    tr__fail_stored(why);
-    tr__error_unref(why);
 }
 
 /* NCCL knows only that another rank has failed; the store may know which, and why. */
@@ -141,11 +139,7 @@ static tr_status move_blocks(tr__nccl_group *g, const tr_collective *c)
     tr_status status = post_blocks(g, c);
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     ncclResult_t ended = g->l->ncclGroupEnd();
-    if (why) {
-        tr__fail_stored(why);
-        tr__error_unref(why);
-        return status;
-    }
+    if (why) return tr__error_restore(why);
     return ended == ncclSuccess || ended == ncclInProgress ? TR_OK
                                                            : tr__nccl_fail(g->l, ended, g->comm, "ncclGroupEnd");
 }

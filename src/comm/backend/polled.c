@@ -106,8 +106,7 @@ static void finish(tr__polled *p, tr__transfer *t, tr_status status)
     p->moved = tr__now_ns();
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     p->type->drop(p, t);
-    if (why) tr__fail_stored(why);
-    tr__error_unref(why);
+    tr__error_restore(why);
     tr__work_finish(t->work, status);
     tr__unref(t->work);
     free(t);
@@ -274,15 +273,13 @@ tr_status tr__polled_meet(tr__polled *p, const char *address, tr__endpoint_recor
 /* The thread's latest failure stays what it is. */
 static void close_state(tr__polled *p)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     if (p->meeting.member) tr__rendezvous_withdraw(&p->meeting);
     p->type->close(p);
     tr__error_unref(atomic_load(&p->broken));
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->wanted);
     free(p);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member, void **state)
