@@ -183,7 +183,7 @@ static tr_status meet(making *m)
     made->unexpected_bytes = parent->unexpected_bytes;
     tr__group_init(made);
     made->backend = m->backend ? m->backend : parent->backend;
-    made->behind = m->backend ? NULL : parent->behind;
+    made->check = parent->check && !m->backend;
     made->encrypt = parent->encrypt && !m->backend; /* a twin's bare connections are encrypted by who uses them */
     TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
     TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));
