@@ -1,5 +1,6 @@
 #include "comm/collective.h"
 
+#include "base/copy.h"
 #include "base/given.h"
 #include "base/hash.h"
 #include "base/object.h"
@@ -80,6 +81,16 @@ tr__range tr__collective_in(const tr_collective *c, int to)
 tr__range tr__collective_out(const tr_collective *c, int from)
 {
     return block(c->out_counts, c->out_offsets, kinds[c->kind].out_blocks, c->count, from);
+}
+
+int64_t tr__collective_extent(const tr_collective *c, int world_size, bool out)
+{
+    int64_t end = 0;
+    for (int rank = 0; rank < world_size; rank++) {
+        tr__range b = out ? tr__collective_out(c, rank) : tr__collective_in(c, rank);
+        if (tr__length(b) > 0 && b.end > end) end = b.end;
+    }
+    return end;
 }
 
 /* ---- Checking numbers -------------------------------------------------------------------------------------------- */
@@ -223,17 +234,6 @@ static tr_status read_arrays(const reading *r, int64_t **arrays)
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
-/* Elements from a buffer's beginning to the end of its last block. */
-static int64_t extent(const reading *r, tr__range (*block_of)(const tr_collective *, int))
-{
-    int64_t end = 0;
-    for (int rank = 0; rank < r->world; rank++) {
-        tr__range b = block_of(r->c, rank);
-        if (b.end > b.begin && b.end > end) end = b.end;
-    }
-    return end;
-}
-
 static bool overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     return a_bytes && b_bytes && a < b + b_bytes && b < a + a_bytes;
@@ -261,7 +261,7 @@ static tr_status check_buffers(const reading *r)
     if (!gets) c->out = NULL;
     void **inner = NULL, *place = gives && gets ? own_place(r, &inner) : NULL;
     if (inner && !*inner && c->kind != TR_REDUCE_SCATTER) *inner = place;
-    int64_t in = gives ? extent(r, tr__collective_in) : 0, out = gets ? extent(r, tr__collective_out) : 0;
+    int64_t in = gives ? tr__collective_extent(c, r->world, false) : 0, out = gets ? tr__collective_extent(c, r->world, true) : 0;
     if ((in > 0 && !c->in) || (out > 0 && !c->out))
         return tr__fail(TR_INVALID, "%s: the buffer of %" PRId64 " elements is NULL", r->name,
             in > 0 && !c->in ? in : out);
@@ -311,14 +311,19 @@ tr_status tr__collective_read(const tr_collective *given, int rank, int world_si
     return status;
 }
 
-void tr__collective_alone(const tr_collective *c)
+void tr__collective_keep_own(const tr_collective *c, int rank, bool past_caches)
 {
-    tr__range in = tr__collective_in(c, 0), out = tr__collective_out(c, 0);
-    size_t size = tr_dtype_size(c->dtype), bytes = (size_t)(out.end - out.begin) * size;
+    if (!tr__collective_gives(c, rank) || !tr__collective_gets(c, rank)) return;
+    tr__range in = tr__collective_in(c, rank), out = tr__collective_out(c, rank);
+    size_t size = tr_dtype_size(c->dtype), bytes = (size_t)tr__length(out) * size;
     if (!bytes) return;
     char *to = (char *)c->out + (size_t)out.begin * size;
     const char *from = (const char *)c->in + (size_t)in.begin * size;
-    if (to != from) memcpy(to, from, bytes);
+    if (to == from) return;
+    if (past_caches)
+        tr__copy_past_caches(to, from, bytes);
+    else
+        memcpy(to, from, bytes);
 }
 
 /* ---- Signatures -------------------------------------------------------------------------------------------------- */
@@ -328,7 +333,7 @@ void tr__signature_of(const tr_collective *c, int world_size, uint64_t sequence,
     *s = (tr__signature){.sequence = sequence, .kind = c->kind, .dtype = c->dtype, .op = c->op, .root = c->root,
         .peer = c->peer, .tag = c->tag, .count = c->count, .line = c->line};
     if (c->kind == TR_ALL_GATHER_V) s->layout = tr__hash(TR__HASH_BEGIN, c->out_counts, (size_t)world_size * sizeof *c->out_counts);
-    strcpy(s->file, tr__place_text(c->file));
+    strcpy(s->file, tr__place_text(c->file, sizeof s->file));
 }
 
 bool tr__signature_agrees(const tr__signature *a, const tr__signature *b)
@@ -337,12 +342,12 @@ bool tr__signature_agrees(const tr__signature *a, const tr__signature *b)
            a->layout == b->layout && (a->count == b->count || kinds[a->kind].variable);
 }
 
-const char *tr__place_text(const char *file)
+const char *tr__place_text(const char *file, size_t room)
 {
     if (!file) return "";
     size_t length = strlen(file);
-    if (length < TR__PLACE_TEXT) return file;
-    const char *end = file + length - (TR__PLACE_TEXT - 1), *slash = strchr(end, '/');
+    if (length < room) return file;
+    const char *end = file + length - (room - 1), *slash = strchr(end, '/');
     return slash ? slash + 1 : end;
 }
 

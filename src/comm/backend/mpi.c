@@ -119,7 +119,7 @@ static void close_group(tr__polled *p)
     if (!stuck) {
         if (g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);
         if (g->beside != MPI_COMM_NULL) MPI_Comm_free(&g->beside);
-        free(g->scratch);
+        free(g->scratch.at);
     }
     free(g->requests);
     free(g->transfers);

@@ -122,11 +122,11 @@ static tr_status post_blocks(tr__nccl_group *g, const tr_collective *c)
         if (tr__collective_gives(c, self) && tr__collective_gets(c, peer)) {
             tr__range r = tr__collective_in(c, peer);
             TR__NCCL_TRY(g->l, g->comm, ncclSend, (const char *)c->in + (size_t)r.begin * size,
-                (size_t)(r.end - r.begin), type, peer, g->comm, g->handle);
+                (size_t)tr__length(r), type, peer, g->comm, g->handle);
         }
         if (tr__collective_gives(c, peer) && tr__collective_gets(c, self)) {
             tr__range r = tr__collective_out(c, peer);
-            TR__NCCL_TRY(g->l, g->comm, ncclRecv, (char *)c->out + (size_t)r.begin * size, (size_t)(r.end - r.begin),
+            TR__NCCL_TRY(g->l, g->comm, ncclRecv, (char *)c->out + (size_t)r.begin * size, (size_t)tr__length(r),
                 type, peer, g->comm, g->handle);
         }
     }
@@ -214,22 +214,15 @@ tr_status tr__nccl_ready(const tr__nccl_group *g, const tr_collective *c, tr_dev
 
 /* ---- Running one ------------------------------------------------------------------------------------------------- */
 
-static size_t extent(const tr__nccl_group *g, const tr_collective *c, tr__range (*block)(const tr_collective *, int))
-{
-    int64_t end = 0;
-    for (int rank = 0; rank < g->base.member.world_size; rank++)
-        if (block(c, rank).end > end) end = block(c, rank).end;
-    return (size_t)end * tr_dtype_size(c->dtype);
-}
-
 /* The bytes between the blocks of a _V kind's result go to the GPU as well, as they must come back as they were. */
 static tr_status run_staged(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op, tr__nccl_buffer *in,
     tr__nccl_buffer *out)
 {
     tr_collective d = *c;
-    int self = g->base.member.rank;
-    size_t in_bytes = tr__collective_gives(c, self) ? extent(g, c, tr__collective_in) : 0;
-    size_t out_bytes = tr__collective_gets(c, self) ? extent(g, c, tr__collective_out) : 0;
+    int self = g->base.member.rank, world = g->base.member.world_size;
+    size_t size = tr_dtype_size(c->dtype);
+    size_t in_bytes = tr__collective_gives(c, self) ? (size_t)tr__collective_extent(c, world, false) * size : 0;
+    size_t out_bytes = tr__collective_gets(c, self) ? (size_t)tr__collective_extent(c, world, true) * size : 0;
     TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->in, in_bytes, true, in));
     TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->out, out_bytes, tr__kind_of(c->kind)->variable, out));
     d.in = in->at;

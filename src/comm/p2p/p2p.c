@@ -149,7 +149,7 @@ static tr_status queue_send(tr__p2p_peer *peer, tr__p2p_op *op, enum tr__p2p_typ
     const tr_collective *c = &op->work->collective;
     op->frame = (tr__p2p_frame){.magic = TR__P2P_MAGIC, .type = (uint8_t)type, .dtype = (uint8_t)c->dtype, .tag = c->tag,
         .line = c->line, .held = op->held, .count = c->count, .id = op->frame.id, .place = op->frame.place};
-    strcpy(op->frame.file, tr__place_text(c->file));
+    strcpy(op->frame.file, tr__place_text(c->file, sizeof op->frame.file));
     op->payload = type == TR__P2P_RTS ? 0 : tr__collective_bytes(c);
     if (is_charged(type)) peer->charged += op->payload + TR__P2P_ENVELOPE;
     return queue(peer, op);

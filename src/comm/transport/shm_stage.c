@@ -64,12 +64,12 @@ int64_t tr__shm_chunks(const tr__shm *t, const tr__shm_call *call, int64_t block
 tr__shm_piece tr__shm_piece_at(const tr__shm *t, const tr__shm_call *call, tr__range block, int64_t index, int number)
 {
     size_t piece = tr__shm_piece_bytes(t, call);
-    uint64_t step = t->steps + 1 + (uint64_t)index;
-    tr__range range = tr__chunk(block.end - block.begin, call->size, piece, index);
+    uint64_t step = tr__shm_step(t, index);
+    tr__range range = tr__chunk(tr__length(block), call->size, piece, index);
     size_t beside = call->kind->reduces || call->kind->in_blocks ? (size_t)number * piece : 0;
     return (tr__shm_piece){
         .begin = (size_t)(block.begin + range.begin) * call->size,
-        .bytes = (size_t)(range.end - range.begin) * call->size,
+        .bytes = (size_t)tr__length(range) * call->size,
         .staged = step % TR__SHM_RING * place_bytes(t) + beside,
     };
 }

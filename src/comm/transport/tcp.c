@@ -316,7 +316,7 @@ void tr__tcp_close(tr__tcp *t)
     free(t->slots);
     free(t->polled);
     free(t->stage);
-    free(t->scratch);
+    free(t->scratch.at);
     free(t->folded);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);
