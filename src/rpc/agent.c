@@ -185,8 +185,7 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
-    if (ending >= TR__RPC_DAMAGED && link->rings) tr__rings_refuse(link);
-    if (ending >= TR__RPC_DAMAGED && link->stream) tr__stream_refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->driver) link->driver->refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
@@ -203,8 +202,7 @@ bool tr__rpc_end_links(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
-        if (link->stream && tr__stream_cut(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_CUT);
-        if (link->rings && tr__rings_overdue(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_DAMAGED);
+        if (link->driver && link->driver->over(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, link->driver->how);
         if (atomic_load(&link->ending) != TR__RPC_LASTS) end_link(rpc, link);
     }
     return pending;
@@ -217,7 +215,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 {
     tr__rpc_end_replies(rpc);
     for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].stream) tr__stream_finish(&rpc->links[i]);
+        if (rpc->links[i].driver && rpc->links[i].driver->finish) rpc->links[i].driver->finish(&rpc->links[i]);
     tr__rpc_end_clock(rpc);
     tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     tr__error *why = tr__error_take();
@@ -249,8 +247,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 static void free_links(tr_rpc *rpc)
 {
     for (int i = 0; rpc->links && i < rpc->world; i++) {
-        tr__rings_free(&rpc->links[i]);
-        tr__stream_free(&rpc->links[i]);
+        if (rpc->links[i].driver) rpc->links[i].driver->free(&rpc->links[i]);
         tr__error_unref(rpc->links[i].why);
     }
     free(rpc->links);

@@ -61,7 +61,7 @@ tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_w
     frame.payload = w->payload;
     if (to == rpc->rank) return send_here(rpc, &frame, w);
     if (atomic_load(&link->gone)) return tr__fail_stored(link->why);
-    return link->rings ? tr__rings_send(rpc, link, &frame, w) : tr__stream_send(rpc, link, &frame, w);
+    return link->driver->send(rpc, link, &frame, w);
 }
 
 /* ---- Values on their way ------------------------------------------------------------------------------------------- */

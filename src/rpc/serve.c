@@ -138,8 +138,7 @@ static void read_links(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
-        if (link->rings && tr__rings_waiting(link)) tr__rings_read(rpc, link);
-        if (link->stream && tr__stream_waiting(link)) tr__stream_read(rpc, link);
+        if (link->driver && link->driver->waiting(link)) link->driver->read(rpc, link);
     }
 }
 
@@ -147,7 +146,7 @@ static bool anything(const tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         const tr__rpc_link *link = &rpc->links[i];
-        if ((link->rings && tr__rings_waiting(link)) || (link->stream && tr__stream_waiting(link))) return true;
+        if (link->driver && link->driver->waiting(link)) return true;
     }
     return false;
 }
@@ -543,11 +542,8 @@ void tr__rpc_wake_clock(tr_rpc *rpc)
 static bool flush_all(tr_rpc *rpc)
 {
     bool left = false;
-    for (int i = 0; i < rpc->world; i++) {
-        if (!rpc->links[i].rings) continue;
-        left |= tr__rings_flush(&rpc->links[i]);
-        tr__rings_trim(&rpc->links[i], tr__now_ns());
-    }
+    for (int i = 0; i < rpc->world; i++)
+        if (rpc->links[i].driver && rpc->links[i].driver->flush) left |= rpc->links[i].driver->flush(&rpc->links[i]);
     return left;
 }
 
