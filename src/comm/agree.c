@@ -257,8 +257,7 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     return status;
 }
 
-/* ---- The public calls ---------------------------------------------------------------------------------------------
- */
+/* ---- The public calls ----------------------------------------------------------------------------------------------- */
 
 tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, size_t bytes)
 {

@@ -91,10 +91,8 @@ tr_status tr_schedule_find(tr_collective_kind kind, const char *algorithm, int w
         schedule->algorithm = (int)tr__choose(&table, kind, world_size, bytes);
         return TR_OK;
     }
-    for (int i = 0; i < TR__ALGORITHM_COUNT; i++) {
-        schedule->algorithm = i;
-        if (strcmp(tr__algorithm_name(i), algorithm) == 0 && tr__schedule_exists(kind, i)) return TR_OK;
-    }
+    schedule->algorithm = tr__algorithm_find(algorithm);
+    if (schedule->algorithm >= 0 && tr__schedule_exists(kind, schedule->algorithm)) return TR_OK;
     return tr__fail(TR_NOT_FOUND, "tr_schedule_find: there is no %s by '%s'", tr__kind_name(kind), algorithm);
 }
 

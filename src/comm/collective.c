@@ -384,6 +384,13 @@ char *tr__signature_text(const tr__signature *s, char text[TR__CALL_TEXT])
     return text;
 }
 
+char *tr__collective_text(const tr_collective *c, int world_size, uint64_t sequence, char text[TR__CALL_TEXT])
+{
+    tr__signature signature;
+    tr__signature_of(c, world_size, sequence, &signature);
+    return tr__signature_text(&signature, text);
+}
+
 tr_status tr__call_mismatch(const char *group, int of_a, const tr__signature *a, int of_b, const tr__signature *b)
 {
     char call_a[TR__CALL_TEXT], call_b[TR__CALL_TEXT];

@@ -83,6 +83,8 @@ bool tr__signature_agrees(const tr__signature *a, const tr__signature *b);
 
 /* "all_reduce #17 (sum of f32[1024] at train.c:88)". Returns text. */
 char *tr__signature_text(const tr__signature *signature, char text[TR__CALL_TEXT]);
+/* The same of a call that a rank has made. */
+char *tr__collective_text(const tr_collective *c, int world_size, uint64_t sequence, char text[TR__CALL_TEXT]);
 /* The end of a path that fits in so many bytes with its NUL, from its last directories on; "" for NULL. */
 const char *tr__place_text(const char *file, size_t room);
 

@@ -78,7 +78,8 @@ tr_future *tr__future_new_loose(tr_rpc *rpc);
  * the future out of the table of calls, or it never was there. */
 void tr__future_finish(tr_future *f, const tr_value *value, struct tr__rpc_inbound *message);
 void tr__future_fail(tr_future *f, tr__error *failure); /* takes the reference */
-/* A value's objects: one more, or one less reference of each. */
+/* The object that a value is, or NULL; one more, or one less reference of it. */
+const void *tr__rpc_value_object(const tr_value *value);
 void tr__rpc_value_ref(const tr_value *value);
 void tr__rpc_value_unref(const tr_value *value);
 /* The same for good: with copies of strings and bytes, which lie in *texts (or NULL). */

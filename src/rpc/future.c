@@ -11,7 +11,7 @@
 
 /* ---- Values that are kept ---------------------------------------------------------------------------------------- */
 
-static const void *object_of(const tr_value *v)
+const void *tr__rpc_value_object(const tr_value *v)
 {
     switch (v->kind) {
     case TR_VALUE_TENSOR: return v->tensor;
@@ -24,12 +24,12 @@ static const void *object_of(const tr_value *v)
 
 void tr__rpc_value_ref(const tr_value *v)
 {
-    tr_object_keep(object_of(v));
+    tr_object_keep(tr__rpc_value_object(v));
 }
 
 void tr__rpc_value_unref(const tr_value *v)
 {
-    tr__unref(object_of(v));
+    tr__unref(tr__rpc_value_object(v));
 }
 
 tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound **texts)

@@ -35,6 +35,8 @@ typedef enum tr__algorithm {
 } tr__algorithm;
 
 const char *tr__algorithm_name(tr__algorithm algorithm);
+/* -1: there is none of that name. */
+int tr__algorithm_find(const char *name);
 
 typedef struct tr__schedule {
     tr_collective_kind kind;

@@ -29,10 +29,8 @@ static tr_status exchange(tr__checks *k, const tr_collective *c, const void *in,
     tr_status status = k->beside ? tr__native_backend.run(k->beside, &gather, ++k->exchanges)
                                  : k->backend->run(k->state, &gather, sequence);
     if (status == TR_OK) return TR_OK;
-    tr__signature call;
     char text[TR__CALL_TEXT];
-    tr__signature_of(c, k->member.world_size, sequence, &call);
-    return tr__fail_context(status, "%s, comparing the ranks' calls", tr__signature_text(&call, text));
+    return tr__fail_context(status, "%s, comparing the ranks' calls", tr__collective_text(c, k->member.world_size, sequence, text));
 }
 
 static tr_status compare_calls(tr__checks *k, const tr_collective *c, uint64_t sequence)

@@ -41,10 +41,8 @@ static tr_status check_sound(tr__polled *p)
 /* Says which call it was that failed. */
 static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequence, tr_status status)
 {
-    tr__signature call;
     char text[TR__CALL_TEXT];
-    tr__signature_of(c, p->member.world_size, sequence, &call);
-    tr__fail_context(status, "group '%s': %s", p->member.group, tr__signature_text(&call, text));
+    tr__fail_context(status, "group '%s': %s", p->member.group, tr__collective_text(c, p->member.world_size, sequence, text));
     if (status != TR_UNSUPPORTED) break_group(p);
     return status;
 }
@@ -121,22 +119,19 @@ void tr__polled_end(tr__polled *p, tr__transfer *t, tr_status status)
 static void end_all(tr__polled *p)
 {
     for (tr__transfer *t; (t = p->first);) {
-        tr__signature call;
         char text[TR__CALL_TEXT];
-        tr__signature_of(&t->work->collective, p->member.world_size, 0, &call);
         tr_status status = tr__fail_stored(atomic_load(&p->broken));
-        finish(p, t, tr__fail_context(status, "%s", tr__signature_text(&call, text)));
+        finish(p, t, tr__fail_context(status, "%s", tr__collective_text(&t->work->collective, p->member.world_size, 0, text)));
     }
 }
 
 static void report(const tr__polled *p, tr__transfer *t, int64_t now)
 {
-    tr__signature call;
+    const tr_collective *c = &t->work->collective;
     char text[TR__CALL_TEXT];
     t->reported = true;
-    tr__signature_of(&t->work->collective, p->member.world_size, 0, &call);
     tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %.3g s in %s for rank %d", p->member.group, p->member.rank,
-        (double)(now - t->began) / 1e9, tr__signature_text(&call, text), call.peer);
+        (double)(now - t->began) / 1e9, tr__collective_text(c, p->member.world_size, 0, text), c->peer);
 }
 
 static void look_at_deadlines(tr__polled *p)
@@ -223,14 +218,19 @@ void tr__polled_start(void *state, tr_work *work, bool driven)
     pthread_mutex_unlock(&p->lock);
 }
 
-void tr__polled_drive(void *state, const tr_work *work)
+/* Works until this one is done, or (NULL) all are. */
+static void work_until(tr__polled *p, const tr_work *work)
 {
-    tr__polled *p = state;
-    for (int64_t began = tr__now_ns(); !tr_work_done((tr_work *)work); rest(tr__now_ns() - began)) {
+    for (int64_t began = tr__now_ns(); work ? !tr_work_done((tr_work *)work) : tr__polled_pending(p); rest(tr__now_ns() - began)) {
         pthread_mutex_lock(&p->lock);
         work_once(p);
         pthread_mutex_unlock(&p->lock);
     }
+}
+
+void tr__polled_drive(void *state, const tr_work *work)
+{
+    work_until(state, work);
 }
 
 bool tr__polled_pending(void *state)
@@ -304,11 +304,7 @@ tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member,
 void tr__polled_leave(void *state)
 {
     tr__polled *p = state;
-    for (int64_t began = tr__now_ns(); tr__polled_pending(p); rest(tr__now_ns() - began)) {
-        pthread_mutex_lock(&p->lock);
-        work_once(p);
-        pthread_mutex_unlock(&p->lock);
-    }
+    work_until(p, NULL);
     pthread_mutex_lock(&p->lock);
     p->stopping = true;
     pthread_cond_signal(&p->wanted);

@@ -21,13 +21,6 @@ enum {
     SLEEP_MS = 100,        /* a peer that is killed between writing and ringing rings never */
 };
 
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
 static inline _Atomic uint64_t *counter(tr__shm_control *control, tr__shm_word word)
 {
     switch (word) {
@@ -369,7 +362,7 @@ tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint6
         _Atomic uint64_t *at = counter(t->peers[rank].control, word);
         while (atomic_load_explicit(at, memory_order_acquire) < value) {
             if (spins++ < t->spins) {
-                relax();
+                tr__relax();
                 continue;
             }
             /* In vain: next time less of it. */
