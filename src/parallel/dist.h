@@ -169,7 +169,6 @@ tr_tensor *tr__dist_grads_find(const struct tr__dist_grads *grads, const tr_tens
 tr_status tr__dist_grads_add(struct tr__dist_grads **grads, tr_tensor *leaf, tr_tensor *grad, tr_tensor **sum);
 /* Puts another gradient in a leaf's place. */
 void tr__dist_grads_replace(struct tr__dist_grads *grads, const tr_tensor *leaf, tr_tensor *grad);
-void tr__dist_grads_free(struct tr__dist_grads *grads);
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 

@@ -88,7 +88,7 @@ tr_status tr__dist_grads_add(struct tr__dist_grads **grads, tr_tensor *leaf, tr_
     return TR_OK;
 }
 
-void tr__dist_grads_free(struct tr__dist_grads *grads)
+static void free_grads(struct tr__dist_grads *grads)
 {
     if (!grads) return;
     for (size_t i = 0; i < grads->size; i++) {
@@ -121,7 +121,7 @@ static void destroy(void *self)
     free(c->sent);
     free(c->received);
     free(c->touched);
-    tr__dist_grads_free(c->grads);
+    free_grads(c->grads);
     while (c->early) {
         tr__dist_early *e = c->early;
         c->early = e->next;

@@ -78,10 +78,9 @@ tr_future *tr__future_new_loose(tr_rpc *rpc);
  * the future out of the table of calls, or it never was there. */
 void tr__future_finish(tr_future *f, const tr_value *value, struct tr__rpc_inbound *message);
 void tr__future_fail(tr_future *f, tr__error *failure); /* takes the reference */
-/* The object that a value is, or NULL; one more, or one less reference of it. */
+/* The object that a value is, or NULL; one more reference of it. */
 const void *tr__rpc_value_object(const tr_value *value);
 void tr__rpc_value_ref(const tr_value *value);
-void tr__rpc_value_unref(const tr_value *value);
 /* The same for good: with copies of strings and bytes, which lie in *texts (or NULL). */
 tr_status tr__rpc_value_keep(const tr_value *value, tr_value *kept, struct tr__rpc_inbound **texts);
 
@@ -250,8 +249,6 @@ typedef struct tr__rpc_plan {
     tr_rref **kept;
 } tr__rpc_plan;
 tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
-/* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
-tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
 
 /* ---- message.c --------------------------------------------------------------------------------------------------- */
 
@@ -259,8 +256,29 @@ tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
 tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w);
 /* Memory for a piece; tensors will lie in it. */
 bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes);
-/* Copies what a writer refers to, row-major. */
-tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w);
+
+/* Do a module's hooks see its values? Messages of modules pass unseen, but a value that is fetched does not. */
+bool tr__rpc_is_hooked(tr_rpc *rpc, const char *function);
+/* Lets them see values that go out; and hear that these have not. */
+tr_status tr__rpc_outgoing(tr_rpc *rpc, int to, bool is_reply, tr_value *values, int count, tr__rpc_note *note);
+void tr__rpc_unsent(tr_rpc *rpc, const tr__rpc_note *note);
+
+/* A writer that hands references over; when the message has not been sent, they are taken back. */
+typedef struct tr__rpc_hand_over {
+    tr_rpc *rpc;
+    int to;
+    tr__rref_token *given; /* so far */
+    size_t count, room;
+} tr__rpc_hand_over;
+void tr__rpc_write_to(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_rpc *rpc, int to);
+void tr__rpc_written(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_status sent);
+
+/* A reader that takes references in. */
+typedef struct tr__rpc_take_in {
+    tr_rpc *rpc;
+    int from;
+} tr__rpc_take_in;
+tr__rpc_reader tr__rpc_read_from(tr__rpc_inbound *m, tr__rpc_take_in *t);
 
 /* ---- answer.c ---------------------------------------------------------------------------------------------------- */
 
@@ -294,9 +312,6 @@ void tr__rpc_kick(tr_rpc *rpc);
 void tr__rpc_wake_clock(tr_rpc *rpc);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
-/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */
-void tr__rpc_awake(tr_rpc *rpc);
-void tr__rpc_asleep(tr_rpc *rpc);
 /* Runs what was to be run at the end of calls, and frees the list; later, if this thread is at other messages. */
 void tr__rpc_call_back(tr__rpc_then *thens);
 /* This thread, about to reply, keeps counting as awake, as it looks for messages right after: who gets a reply most often asks

@@ -1,5 +1,5 @@
 /* Answering: from a request to a reply, by the function that it asks for or by whoever that leaves the reply to. */
-#include "rpc/message.h"
+#include "rpc/agent.h"
 
 #include "base/log.h"
 

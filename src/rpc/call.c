@@ -1,5 +1,5 @@
 /* Calls: from the arguments to a request, and from a reply to the future's value. */
-#include "rpc/message.h"
+#include "rpc/agent.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -25,7 +25,8 @@ static void uncharge(tr_rpc *rpc, const tr_future *f)
     pthread_cond_broadcast(&rpc->calls_changed);
 }
 
-tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
+/* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
+static tr_future *take_call(tr_rpc *rpc, uint64_t id)
 {
     pthread_mutex_lock(&rpc->calls_lock);
     tr_future **at = bucket_of(rpc, id), *f;
@@ -126,7 +127,7 @@ tr_status tr_future_cancel(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     if (!f->rpc || tr_future_done(f)) return TR_OK;
-    tr_future *taken = tr__rpc_take_call(f->rpc, f->id);
+    tr_future *taken = take_call(f->rpc, f->id);
     if (!taken) return TR_OK; /* it is about to end by itself */
     tr__fail(TR_CANCELLED, "rpc: %s on \"%s\": given up by the caller", f->function, f->rpc->links[f->worker].name);
     give_up(f->rpc, taken);
@@ -212,7 +213,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     }
     if (status != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
     if (f->id) {
-        tr_future *taken = status == TR_OK ? NULL : tr__rpc_take_call(rpc, f->id);
+        tr_future *taken = status == TR_OK ? NULL : take_call(rpc, f->id);
         if (status != TR_OK && !taken) {
             status = TR_OK; /* it has its failure already */
             if (p->flags & TR__CALL_KEEP) tr__refs_remote_late(rpc, p->worker, token->id, false);
@@ -403,7 +404,7 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     TR_SCOPE;
     tr_value value = tr_value_none();
-    tr_future *f = tr__rpc_take_call(rpc, m->frame.id);
+    tr_future *f = take_call(rpc, m->frame.id);
     tr__rref_number kept;
     tr_status status = read_reply(rpc, m, f, &value, &kept); /* also when it is too late: a reference must be taken in */
     if (!f) {

@@ -265,7 +265,7 @@ uint32_t tr__rpc_read_u32(tr__rpc_reader *r)
     return x;
 }
 
-uint64_t tr__rpc_read_u64(tr__rpc_reader *r)
+static uint64_t read_u64(tr__rpc_reader *r)
 {
     uint64_t x = 0;
     const unsigned char *at = take(r, sizeof x);
@@ -348,7 +348,7 @@ static tr_status read_tensor(tr__rpc_reader *r, tr_tensor **out)
     unsigned dtype = read_u8(r), device_kind = read_u8(r);
     tr_shape shape = {.ndim = (int)read_u8(r)};
     if (r->bad || dtype >= TR_DTYPE_COUNT || shape.ndim > TR_MAX_DIMS) return tr__rpc_damaged("no tensor is like that");
-    for (int i = 0; i < shape.ndim; i++) shape.dim[i] = (int64_t)tr__rpc_read_u64(r);
+    for (int i = 0; i < shape.ndim; i++) shape.dim[i] = (int64_t)read_u64(r);
     uint64_t bytes;
     if (r->bad || !bytes_of(shape, (tr_dtype)dtype, &bytes)) return tr__rpc_damaged("a shape that cannot be");
     tr_tensor *x = read_tensor_data(r, shape, (tr_dtype)dtype, bytes);
@@ -362,7 +362,7 @@ static tr_status read_optional_bytes(tr__rpc_reader *r, tr_bytes *out)
 {
     *out = (tr_bytes){NULL, 0};
     if (!read_u8(r)) return r->bad ? tr__rpc_damaged("bytes are missing") : TR_OK;
-    uint64_t bytes = tr__rpc_read_u64(r);
+    uint64_t bytes = read_u64(r);
     if (read_u8(r)) {
         const tr__rpc_arrived *piece = read_piece(r, bytes);
         if (!piece) return tr__rpc_damaged("bytes are missing");
@@ -432,9 +432,9 @@ tr_status tr__rpc_read_value(tr__rpc_reader *r, tr_value *v)
     switch (v->kind) {
     case TR_VALUE_NONE: break;
     case TR_VALUE_TENSOR: status = read_tensor(r, &v->tensor); break;
-    case TR_VALUE_I64: v->i64 = (int64_t)tr__rpc_read_u64(r); break;
+    case TR_VALUE_I64: v->i64 = (int64_t)read_u64(r); break;
     case TR_VALUE_F64: {
-        uint64_t bits = tr__rpc_read_u64(r);
+        uint64_t bits = read_u64(r);
         memcpy(&v->f64, &bits, sizeof bits);
         break;
     }

@@ -107,7 +107,6 @@ typedef struct tr__rpc_reader {
 } tr__rpc_reader;
 
 uint32_t tr__rpc_read_u32(tr__rpc_reader *r);
-uint64_t tr__rpc_read_u64(tr__rpc_reader *r);
 /* Inside the body, NUL-terminated there; NULL: damaged. */
 const char *tr__rpc_read_text(tr__rpc_reader *r);
 void tr__rpc_read_note(tr__rpc_reader *r, tr__rpc_note *note);

@@ -27,7 +27,7 @@ void tr__rpc_value_ref(const tr_value *v)
     tr_object_keep(tr__rpc_value_object(v));
 }
 
-void tr__rpc_value_unref(const tr_value *v)
+static void value_unref(const tr_value *v)
 {
     tr__unref(tr__rpc_value_object(v));
 }
@@ -68,7 +68,7 @@ static void destroy(void *self)
 {
     tr_future *f = self;
     free_thens(f);
-    tr__rpc_value_unref(&f->value);
+    value_unref(&f->value);
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);
     tr__unref(f->held);

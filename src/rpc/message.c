@@ -1,4 +1,4 @@
-#include "rpc/message.h"
+#include "rpc/agent.h"
 
 #include "base/memory.h"
 #include "tensor/tensor.h"
@@ -23,7 +23,8 @@ bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes)
     return memory != NULL;
 }
 
-tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
+/* What a writer refers to, row-major. */
+static tr_status copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
 {
     for (int i = 0; i < w->piece_count; i++) {
         const tr__rpc_piece *p = &w->pieces[i];
@@ -43,7 +44,7 @@ static tr_status send_here(tr_rpc *rpc, const tr__rpc_frame *frame, const tr__rp
     tr__rpc_inbound *m = tr__inbound_new(rpc->rank, frame);
     if (!m) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
     memcpy(m->body, w->at, w->used);
-    tr_status status = tr__rpc_copy_pieces(m, w);
+    tr_status status = copy_pieces(m, w);
     if (status == TR_OK)
         tr__rpc_arrived_message(rpc, m);
     else

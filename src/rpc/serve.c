@@ -72,14 +72,15 @@ static void count_out(tr_rpc *rpc, int times)
     look(rpc, true); /* what came while we were awake has rung no bell */
 }
 
-void tr__rpc_awake(tr_rpc *rpc)
+/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */
+static void wake_up(tr_rpc *rpc)
 {
     if (!watching.count) watching.rpc = rpc;
     if (watching.rpc == rpc) watching.count++;
     count_in(rpc, 1);
 }
 
-void tr__rpc_asleep(tr_rpc *rpc)
+static void fall_asleep(tr_rpc *rpc)
 {
     if (watching.rpc == rpc && watching.count) watching.count--;
     count_out(rpc, 1);
@@ -106,7 +107,7 @@ static void resume(tr_rpc *rpc, int times)
 static void stay_awake(tr_rpc *rpc)
 {
     if (own.stays_awake) return;
-    tr__rpc_awake(rpc);
+    wake_up(rpc);
     own.stays_awake = true;
 }
 
@@ -117,7 +118,7 @@ void tr__rpc_stay_awake(tr_rpc *rpc)
 
 static void end_stay_awake(tr_rpc *rpc)
 {
-    if (own.stays_awake) tr__rpc_asleep(rpc);
+    if (own.stays_awake) fall_asleep(rpc);
     own.stays_awake = false;
 }
 
@@ -477,9 +478,9 @@ static void look_until(tr_rpc *rpc, bool (*over)(const void *what), const void *
 void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t deadline)
 {
     int64_t until = tr__now_ns() + WATCH_NS;
-    tr__rpc_awake(rpc);
+    wake_up(rpc);
     look_until(rpc, over, what, deadline < until ? deadline : until);
-    tr__rpc_asleep(rpc);
+    fall_asleep(rpc);
 }
 
 /* One at a time. */

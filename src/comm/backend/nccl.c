@@ -87,7 +87,7 @@ static tr_status wait_for_stream(tr__nccl_group *g)
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
-ncclDataType_t tr__nccl_type(tr_dtype dtype)
+static ncclDataType_t type_of(tr_dtype dtype)
 {
     static const ncclDataType_t types[TR_DTYPE_COUNT] = {
         [TR_F32] = ncclFloat32, [TR_F64] = ncclFloat64, [TR_F16] = ncclFloat16, [TR_BF16] = ncclBfloat16,
@@ -116,7 +116,7 @@ static bool op_of(const tr_collective *c, ncclRedOp_t *op)
 static tr_status post_blocks(tr__nccl_group *g, const tr_collective *c)
 {
     size_t size = tr_dtype_size(c->dtype);
-    ncclDataType_t type = tr__nccl_type(c->dtype);
+    ncclDataType_t type = type_of(c->dtype);
     int self = g->base.member.rank;
     for (int peer = 0; peer < g->base.member.world_size; peer++) {
         if (tr__collective_gives(c, self) && tr__collective_gets(c, peer)) {
@@ -149,7 +149,7 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
 {
     const tr__nccl_library *l = g->l;
     size_t n = (size_t)c->count;
-    ncclDataType_t type = tr__nccl_type(c->dtype);
+    ncclDataType_t type = type_of(c->dtype);
     switch (c->kind) {
     case TR_ALL_REDUCE:
         TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->handle);
@@ -370,7 +370,7 @@ static tr_status make_comm(tr__nccl_group *g)
     } else {
         TR__TRY(share_id(g, &id));
     }
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    tr__polled_begin_to_wait(&g->base, 0, m->timeout_ms);
     if (!g->comm) TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
     return wait_for_comm(g, g->comm);
 }
@@ -416,7 +416,7 @@ static tr_status split(void *state, int color, int key, int timeout_ms, void **p
     ncclComm_t made = NULL;
     *part = NULL;
     if (m->world_size == 1 || !g->l->ncclCommSplit) return TR_OK;
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, timeout_ms);
+    tr__polled_begin_to_wait(&g->base, 0, timeout_ms);
     tr_status status = split_comm(g, color, key, &made);
     if (status == TR_OK) {
         *part = made;
@@ -448,7 +448,7 @@ static ncclComm_t *comm_of(tr__nccl_group *g, int i)
 static tr_status finalize(tr__nccl_group *g, int comms)
 {
     const tr__member *m = &g->base.member;
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    tr__polled_begin_to_wait(&g->base, 0, m->timeout_ms);
     for (int i = 0; i < comms; i++)
         if (*comm_of(g, i)) TR__NCCL_TRY(g->l, *comm_of(g, i), ncclCommFinalize, *comm_of(g, i));
     for (int i = 0; i < comms; i++)

@@ -4,8 +4,11 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/collective.h"
+#include "net/store/store.h"
 
+#include <inttypes.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -47,6 +50,76 @@ static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequenc
     return status;
 }
 
+/* ---- Who is late ------------------------------------------------------------------------------------------------- */
+
+enum { KEY = 200, NAMED = 6 };
+
+void tr__polled_begin_to_wait(tr__polled *p, uint64_t sequence, int timeout_ms)
+{
+    tr__late *l = &p->late;
+    int64_t half = timeout_ms / 2 < p->member.report_ms ? timeout_ms / 2 : p->member.report_ms;
+    *l = (tr__late){.sequence = sequence, .begin = tr__now_ns()};
+    l->deadline = l->begin + (int64_t)timeout_ms * 1000000;
+    l->note = l->begin + half * 1000000;
+    l->look = l->begin + (int64_t)timeout_ms * 875000; /* before the first to time out can take the store along */
+}
+
+static char *late_key(const tr__polled *p, int rank, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/waits/%ld/%d", p->member.group, p->meeting.generation, rank);
+    return key;
+}
+
+/* What fails with the store here is nobody's concern. */
+static void note_wait(const tr__polled *p)
+{
+    const tr__late *l = &p->late;
+    char key[KEY], number[24];
+    int length = snprintf(number, sizeof number, "%" PRIu64, l->sequence);
+    tr_status status = tr_store_set(p->member.store, late_key(p, p->member.rank, key), number, (size_t)length);
+    (void)status;
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %.3g s in collective #%" PRIu64, p->member.group,
+        p->member.rank, (double)(tr__now_ns() - l->begin) / 1e9, l->sequence);
+}
+
+static bool is_late(const tr__polled *p, int rank)
+{
+    char key[KEY];
+    void *value = NULL;
+    size_t bytes;
+    tr_status status = tr__store_get(p->member.store, late_key(p, rank, key), 0, &value, &bytes);
+    bool late = status == TR_TIMEOUT || (status == TR_OK && strtoull(value, NULL, 10) < p->late.sequence);
+    free(value);
+    return late;
+}
+
+static void find_late(tr__polled *p)
+{
+    int late[NAMED], count = 0;
+    for (int rank = 0; rank < p->member.world_size; rank++)
+        if (rank != p->member.rank && is_late(p, rank) && count++ < NAMED) late[count - 1] = rank;
+    if (count) tr__ranks_text(late, count < NAMED ? count : NAMED, count, p->late.names);
+}
+
+/* TR_TIMEOUT after the deadline: "rank 0 waited 600 s for rank 2". */
+static tr_status check_late(tr__polled *p, int64_t now)
+{
+    tr__late *l = &p->late;
+    if (now > l->deadline)
+        return tr__fail(TR_TIMEOUT, "rank %d waited %.3g s for %s", p->member.rank, (double)(now - l->begin) / 1e9,
+            l->names[0] ? l->names : "the transfer, and no rank is known to be late");
+    if (!p->member.store) return TR_OK;
+    if (!l->noted && now > l->note) {
+        l->noted = true;
+        note_wait(p);
+    }
+    if (!l->looked && now > l->look) {
+        l->looked = true;
+        find_late(p);
+    }
+    return TR_OK;
+}
+
 /* ---- Collectives ------------------------------------------------------------------------------------------------- */
 
 static void rest(int64_t waited)
@@ -64,7 +137,7 @@ tr_status tr__polled_rest(tr__polled *p, int64_t began)
 {
     int64_t now = tr__now_ns();
     TR__TRY(tr__fail_stored(atomic_load(&p->broken)));
-    TR__TRY(tr__late_check(&p->late, now));
+    TR__TRY(check_late(p, now));
     rest(now - began);
     return TR_OK;
 }
@@ -77,7 +150,7 @@ tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence)
         tr__collective_alone(c);
         return TR_OK;
     }
-    tr__late_start(&p->late, &p->member, p->meeting.generation, sequence, c->timeout_ms);
+    tr__polled_begin_to_wait(p, sequence, c->timeout_ms);
     tr_status status = p->type->run(p, c);
     return status == TR_OK ? TR_OK : explain(p, c, sequence, status);
 }

@@ -419,7 +419,6 @@ typedef struct tr__shm_piece {
     size_t begin, bytes, staged;
 } tr__shm_piece;
 
-size_t tr__shm_piece_bytes(const tr__shm *t, const tr__shm_call *call);
 /* How many chunks a block of so many elements makes. */
 int64_t tr__shm_chunks(const tr__shm *t, const tr__shm_call *call, int64_t block);
 /* Piece `index`, of step t->steps + 1 + index, of the block that is number `number`; of none behind the last. */
