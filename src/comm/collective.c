@@ -32,12 +32,6 @@ static const tr__kind kinds[TR_COLLECTIVE_COUNT] = {
     [TR_BARRIER] = {0},
 };
 
-static const char *const names[TR_COLLECTIVE_COUNT] = {
-#define ROW(name, text) [TR_##name] = text,
-    TR_COLLECTIVE_MAP(ROW)
-#undef ROW
-};
-
 static const char *const reduce_ops[TR_REDUCE_OP_COUNT] = {
 #define ROW(name, text) [TR_##name] = text,
     TR_REDUCE_OP_MAP(ROW)
@@ -47,11 +41,6 @@ static const char *const reduce_ops[TR_REDUCE_OP_COUNT] = {
 const tr__kind *tr__kind_of(tr_collective_kind kind)
 {
     return &kinds[kind];
-}
-
-const char *tr__kind_name(tr_collective_kind kind)
-{
-    return names[kind];
 }
 
 bool tr__collective_gives(const tr_collective *c, int rank)
@@ -300,7 +289,7 @@ tr_status tr__collective_read(const tr_collective *given, int rank, int world_si
     full->size = sizeof *full;
     if ((unsigned)full->kind >= TR_COLLECTIVE_COUNT)
         return tr__fail(TR_UNSUPPORTED, "this library has no collective of kind %d", (int)full->kind);
-    reading r = {full, &kinds[full->kind], names[full->kind], rank, world_size};
+    reading r = {full, &kinds[full->kind], tr__kind_name(full->kind), rank, world_size};
     if (full->timeout_ms < 0)
         return tr__fail(TR_INVALID, "%s: a timeout of %d ms is negative", r.name, full->timeout_ms);
     if (full->timeout_ms == 0) full->timeout_ms = timeout_ms;
@@ -377,7 +366,7 @@ char *tr__signature_text(const tr__signature *s, char text[TR__CALL_TEXT])
     char place[TR__PLACE_TEXT + 20] = "", what[80];
     if (s->file[0]) snprintf(place, sizeof place, "at %s:%d", s->file, s->line);
     describe(s, what, sizeof what);
-    int used = snprintf(text, TR__CALL_TEXT, "%s", names[s->kind]);
+    int used = snprintf(text, TR__CALL_TEXT, "%s", tr__kind_name(s->kind));
     if (s->sequence) used += snprintf(text + used, TR__CALL_TEXT - (size_t)used, " #%" PRIu64, s->sequence);
     const char *gap = what[0] && place[0] ? " " : "";
     if (what[0] || place[0]) snprintf(text + used, TR__CALL_TEXT - (size_t)used, " (%s%s%s)", what, gap, place);

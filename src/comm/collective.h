@@ -4,7 +4,7 @@
 #ifndef TR_COMM_COLLECTIVE_H
 #define TR_COMM_COLLECTIVE_H
 
-#include "comm/algo/slice.h"
+#include "comm/algo/schedule.h"
 
 #include <trireme/comm.h>
 
@@ -24,8 +24,6 @@ typedef struct tr__kind {
 
 /* kind is one of the enum's. */
 const tr__kind *tr__kind_of(tr_collective_kind kind);
-/* "all_reduce" */
-const char *tr__kind_name(tr_collective_kind kind);
 
 /* ---- A call ------------------------------------------------------------------------------------------------------ */
 

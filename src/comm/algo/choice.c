@@ -2,7 +2,6 @@
 
 #include "base/hash.h"
 #include "base/object.h"
-#include "comm/collective.h"
 
 #include <inttypes.h>
 #include <limits.h>

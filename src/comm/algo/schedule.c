@@ -13,6 +13,16 @@ const char *tr__algorithm_name(tr__algorithm algorithm)
     return (unsigned)algorithm < TR__ALGORITHM_COUNT ? names[algorithm] : "no algorithm";
 }
 
+const char *tr__kind_name(tr_collective_kind kind)
+{
+    static const char *const kinds[TR_COLLECTIVE_COUNT] = {
+#define ROW(name, text) [TR_##name] = text,
+        TR_COLLECTIVE_MAP(ROW)
+#undef ROW
+    };
+    return kinds[kind];
+}
+
 int tr__algorithm_find(const char *name)
 {
     int algorithm = TR__ALGORITHM_COUNT - 1;
