@@ -10,8 +10,22 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+bool tr__grow(void *list, size_t count, size_t *room, size_t element_bytes)
+{
+    void *at;
+    if (count < *room) return true;
+    size_t more = *room ? 2 * *room : 8;
+    memcpy(&at, list, sizeof at); /* of whatever type it is */
+    at = realloc(at, more * element_bytes);
+    if (!at) return false;
+    memcpy(list, &at, sizeof at);
+    *room = more;
+    return true;
+}
 
 void *tr__pages_alloc(size_t bytes)
 {

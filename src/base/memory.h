@@ -4,6 +4,7 @@
 #ifndef TR_BASE_MEMORY_H
 #define TR_BASE_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,6 +13,10 @@
 #define TR__HUGE_PAGE (2u << 20)
 
 static inline size_t tr__round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+/* Room for one more element in a list from malloc(): `list` is the address of a pointer to `room` elements, of which
+ * `count` are in use. False, and all is as it was, without memory. */
+bool tr__grow(void *list, size_t count, size_t *room, size_t element_bytes);
 
 /* Page-aligned anonymous memory for large blocks, asked to be backed by huge pages from TR__HUGE_PAGE up (they halve
  * the cost of passes over arenas); NULL without memory. bytes must be given back alike. */

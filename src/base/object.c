@@ -129,6 +129,13 @@ void tr__error_unref(tr__error *error)
     if (error && atomic_fetch_sub(&error->refs, 1) == 1) free(error); /* NOLINT(clang-analyzer-unix.Malloc) */
 }
 
+tr_status tr__error_restore(tr__error *error)
+{
+    tr_status status = tr__fail_stored(error);
+    tr__error_unref(error);
+    return status;
+}
+
 const char *tr_error_message(void)
 {
     return state.message;

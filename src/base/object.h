@@ -88,6 +88,14 @@ tr_status tr__fail_unsaid(tr_status status, uint64_t failures_before);
 /* A copy of this thread's latest failure, to be carried to another thread; one reference. Never NULL. */
 tr__error *tr__error_take(void);
 void tr__error_unref(tr__error *error);
+/* Makes a stored error this thread's latest failure, and gives its reference up. Returns its status; TR_OK for NULL. */
+tr_status tr__error_restore(tr__error *error);
+/* From here to the end of the block: what fails leaves this thread's latest failure as it is. */
+#define TR__KEEP_ERROR __attribute__((cleanup(tr__error_kept))) tr__error *tr__kept_error = tr__error_take()
+static inline void tr__error_kept(tr__error **error)
+{
+    tr__error_restore(*error);
+}
 
 /* `return` on failure. */
 #define TR__TRY(expression)                                \

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "base/thread.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -24,6 +25,12 @@ void tr__condition_init(pthread_cond_t *condition)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(condition, &monotonic);
     pthread_condattr_destroy(&monotonic);
+}
+
+bool tr__condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline)
+{
+    struct timespec at = {deadline / 1000000000, deadline % 1000000000};
+    return pthread_cond_timedwait(condition, lock, &at) != ETIMEDOUT;
 }
 
 int tr__cores(void)

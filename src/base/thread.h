@@ -3,11 +3,15 @@
 #define TR_BASE_THREAD_H
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 
 /* Starts a thread that takes no signals: they are the program's. Returns an errno; 0: it runs. */
 int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg);
 /* A condition whose deadlines are of the clock of tr__now_ns(). */
 void tr__condition_init(pthread_cond_t *condition);
+/* Waits, under the lock, for such a condition; false: the deadline has come. */
+bool tr__condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline);
 /* Cores that this process may run on. */
 int tr__cores(void);
 

@@ -7,6 +7,7 @@
 
 #include "base/c_locale.h"
 #include "base/crc32c.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/object.h"
 #include "comm/record.h"
@@ -235,13 +236,6 @@ static tr_status compare(tr_group *group, const char *what, const char *bytes, c
     return status;
 }
 
-static int64_t hash_of(const tr__facts *facts)
-{
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (size_t i = 0; i < facts->length; i++) hash = (hash ^ (unsigned char)facts->bytes[i]) * 0x100000001b3u;
-    return (int64_t)hash;
-}
-
 tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
 {
     TR__TRY(tr_status_of(group));
@@ -249,7 +243,7 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     int world_size = tr_world_size(group);
     if (world_size == 1) return TR_OK;
     void *all = NULL;
-    int64_t own = hash_of(facts), *numbers = calloc((size_t)world_size, sizeof *numbers);
+    int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, facts->bytes, facts->length), *numbers = calloc((size_t)world_size, sizeof *numbers);
     tr_status status = numbers ? tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64)
                                : tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
     bool alike = true;
@@ -263,8 +257,7 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     return status;
 }
 
-/* ---- The public calls ---------------------------------------------------------------------------------------------
- */
+/* ---- The public calls ----------------------------------------------------------------------------------------------- */
 
 tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, size_t bytes)
 {

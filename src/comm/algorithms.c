@@ -36,7 +36,8 @@ static const char *find_given(const char *given)
     return given && *given ? given : NULL;
 }
 
-tr_status tr__algorithms_read(const char *given, tr__choice_table *table)
+/* given: rows, or "@FILE" with a file of rows; NULL: TRIREME_ALGORITHMS, or none. The built-in ones follow. */
+static tr_status read_table(const char *given, tr__choice_table *table)
 {
     given = find_given(given);
     if (!given || *given != '@') return tr__choice_read(table, given, NULL);
@@ -60,7 +61,7 @@ tr_status tr__algorithms_text(const char *given, char **text)
     tr__choice_table table;
     *text = NULL;
     if (!find_given(given)) return TR_OK;
-    TR__TRY(tr__algorithms_read(given, &table));
+    TR__TRY(read_table(given, &table));
     return write_text(&table, text);
 }
 
@@ -68,7 +69,7 @@ char *tr_algorithms(const char *first, int world_size)
 {
     tr__choice_table table;
     char *text = NULL;
-    if (tr__algorithms_read(first, &table) != TR_OK) return NULL;
+    if (read_table(first, &table) != TR_OK) return NULL;
     if (world_size > 0) tr__choice_keep(&table, world_size);
     return write_text(&table, &text) == TR_OK ? text : NULL;
 }
@@ -87,14 +88,12 @@ tr_status tr_schedule_find(tr_collective_kind kind, const char *algorithm, int w
     *schedule = (tr_schedule){.kind = kind, .world_size = world_size, .count = bytes, .segment = SEGMENT};
     if (!algorithm) {
         tr__choice_table table;
-        TR__TRY(tr__algorithms_read(NULL, &table));
+        TR__TRY(read_table(NULL, &table));
         schedule->algorithm = (int)tr__choose(&table, kind, world_size, bytes);
         return TR_OK;
     }
-    for (int i = 0; i < TR__ALGORITHM_COUNT; i++) {
-        schedule->algorithm = i;
-        if (strcmp(tr__algorithm_name(i), algorithm) == 0 && tr__schedule_exists(kind, i)) return TR_OK;
-    }
+    schedule->algorithm = tr__algorithm_find(algorithm);
+    if (schedule->algorithm >= 0 && tr__schedule_exists(kind, schedule->algorithm)) return TR_OK;
     return tr__fail(TR_NOT_FOUND, "tr_schedule_find: there is no %s by '%s'", tr__kind_name(kind), algorithm);
 }
 

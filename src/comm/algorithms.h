@@ -4,9 +4,8 @@
 
 #include "comm/algo/choice.h"
 
-/* given: rows, or "@FILE" with a file of rows; NULL: TRIREME_ALGORITHMS, or none. The built-in ones follow. */
-tr_status tr__algorithms_read(const char *given, tr__choice_table *table);
-/* The same as text, to be freed; *text is NULL when nothing is given: the built-in table is enough. */
+/* The table as text, to be freed. given: rows, or "@FILE" with a file of rows; NULL: TRIREME_ALGORITHMS. *text is NULL when nothing
+ * is given: the built-in table is enough. */
 tr_status tr__algorithms_text(const char *given, char **text);
 
 #endif

@@ -1,6 +1,8 @@
 #include "comm/collective.h"
 
+#include "base/copy.h"
 #include "base/given.h"
+#include "base/hash.h"
 #include "base/object.h"
 #include "comm/algo/reduce.h"
 #include "comm/control.h"
@@ -30,12 +32,6 @@ static const tr__kind kinds[TR_COLLECTIVE_COUNT] = {
     [TR_BARRIER] = {0},
 };
 
-static const char *const names[TR_COLLECTIVE_COUNT] = {
-#define ROW(name, text) [TR_##name] = text,
-    TR_COLLECTIVE_MAP(ROW)
-#undef ROW
-};
-
 static const char *const reduce_ops[TR_REDUCE_OP_COUNT] = {
 #define ROW(name, text) [TR_##name] = text,
     TR_REDUCE_OP_MAP(ROW)
@@ -45,11 +41,6 @@ static const char *const reduce_ops[TR_REDUCE_OP_COUNT] = {
 const tr__kind *tr__kind_of(tr_collective_kind kind)
 {
     return &kinds[kind];
-}
-
-const char *tr__kind_name(tr_collective_kind kind)
-{
-    return names[kind];
 }
 
 bool tr__collective_gives(const tr_collective *c, int rank)
@@ -79,6 +70,16 @@ tr__range tr__collective_in(const tr_collective *c, int to)
 tr__range tr__collective_out(const tr_collective *c, int from)
 {
     return block(c->out_counts, c->out_offsets, kinds[c->kind].out_blocks, c->count, from);
+}
+
+int64_t tr__collective_extent(const tr_collective *c, int world_size, bool out)
+{
+    int64_t end = 0;
+    for (int rank = 0; rank < world_size; rank++) {
+        tr__range b = out ? tr__collective_out(c, rank) : tr__collective_in(c, rank);
+        if (tr__length(b) > 0 && b.end > end) end = b.end;
+    }
+    return end;
 }
 
 /* ---- Checking numbers -------------------------------------------------------------------------------------------- */
@@ -222,17 +223,6 @@ static tr_status read_arrays(const reading *r, int64_t **arrays)
 
 /* ---- Buffers ----------------------------------------------------------------------------------------------------- */
 
-/* Elements from a buffer's beginning to the end of its last block. */
-static int64_t extent(const reading *r, tr__range (*block_of)(const tr_collective *, int))
-{
-    int64_t end = 0;
-    for (int rank = 0; rank < r->world; rank++) {
-        tr__range b = block_of(r->c, rank);
-        if (b.end > b.begin && b.end > end) end = b.end;
-    }
-    return end;
-}
-
 static bool overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     return a_bytes && b_bytes && a < b + b_bytes && b < a + a_bytes;
@@ -260,7 +250,7 @@ static tr_status check_buffers(const reading *r)
     if (!gets) c->out = NULL;
     void **inner = NULL, *place = gives && gets ? own_place(r, &inner) : NULL;
     if (inner && !*inner && c->kind != TR_REDUCE_SCATTER) *inner = place;
-    int64_t in = gives ? extent(r, tr__collective_in) : 0, out = gets ? extent(r, tr__collective_out) : 0;
+    int64_t in = gives ? tr__collective_extent(c, r->world, false) : 0, out = gets ? tr__collective_extent(c, r->world, true) : 0;
     if ((in > 0 && !c->in) || (out > 0 && !c->out))
         return tr__fail(TR_INVALID, "%s: the buffer of %" PRId64 " elements is NULL", r->name,
             in > 0 && !c->in ? in : out);
@@ -299,7 +289,7 @@ tr_status tr__collective_read(const tr_collective *given, int rank, int world_si
     full->size = sizeof *full;
     if ((unsigned)full->kind >= TR_COLLECTIVE_COUNT)
         return tr__fail(TR_UNSUPPORTED, "this library has no collective of kind %d", (int)full->kind);
-    reading r = {full, &kinds[full->kind], names[full->kind], rank, world_size};
+    reading r = {full, &kinds[full->kind], tr__kind_name(full->kind), rank, world_size};
     if (full->timeout_ms < 0)
         return tr__fail(TR_INVALID, "%s: a timeout of %d ms is negative", r.name, full->timeout_ms);
     if (full->timeout_ms == 0) full->timeout_ms = timeout_ms;
@@ -310,33 +300,29 @@ tr_status tr__collective_read(const tr_collective *given, int rank, int world_si
     return status;
 }
 
-void tr__collective_alone(const tr_collective *c)
+void tr__collective_keep_own(const tr_collective *c, int rank, bool past_caches)
 {
-    tr__range in = tr__collective_in(c, 0), out = tr__collective_out(c, 0);
-    size_t size = tr_dtype_size(c->dtype), bytes = (size_t)(out.end - out.begin) * size;
+    if (!tr__collective_gives(c, rank) || !tr__collective_gets(c, rank)) return;
+    tr__range in = tr__collective_in(c, rank), out = tr__collective_out(c, rank);
+    size_t size = tr_dtype_size(c->dtype), bytes = (size_t)tr__length(out) * size;
     if (!bytes) return;
     char *to = (char *)c->out + (size_t)out.begin * size;
     const char *from = (const char *)c->in + (size_t)in.begin * size;
-    if (to != from) memcpy(to, from, bytes);
+    if (to == from) return;
+    if (past_caches)
+        tr__copy_past_caches(to, from, bytes);
+    else
+        memcpy(to, from, bytes);
 }
 
 /* ---- Signatures -------------------------------------------------------------------------------------------------- */
-
-/* FNV-1a over the counts' bytes. */
-static uint64_t hash(const int64_t *counts, int world)
-{
-    uint64_t h = 0xcbf29ce484222325;
-    const unsigned char *bytes = (const unsigned char *)counts;
-    for (size_t i = 0; i < (size_t)world * sizeof *counts; i++) h = (h ^ bytes[i]) * 0x100000001b3;
-    return h;
-}
 
 void tr__signature_of(const tr_collective *c, int world_size, uint64_t sequence, tr__signature *s)
 {
     *s = (tr__signature){.sequence = sequence, .kind = c->kind, .dtype = c->dtype, .op = c->op, .root = c->root,
         .peer = c->peer, .tag = c->tag, .count = c->count, .line = c->line};
-    if (c->kind == TR_ALL_GATHER_V) s->layout = hash(c->out_counts, world_size);
-    strcpy(s->file, tr__place_text(c->file));
+    if (c->kind == TR_ALL_GATHER_V) s->layout = tr__hash(TR__HASH_BEGIN, c->out_counts, (size_t)world_size * sizeof *c->out_counts);
+    strcpy(s->file, tr__place_text(c->file, sizeof s->file));
 }
 
 bool tr__signature_agrees(const tr__signature *a, const tr__signature *b)
@@ -345,12 +331,12 @@ bool tr__signature_agrees(const tr__signature *a, const tr__signature *b)
            a->layout == b->layout && (a->count == b->count || kinds[a->kind].variable);
 }
 
-const char *tr__place_text(const char *file)
+const char *tr__place_text(const char *file, size_t room)
 {
     if (!file) return "";
     size_t length = strlen(file);
-    if (length < TR__PLACE_TEXT) return file;
-    const char *end = file + length - (TR__PLACE_TEXT - 1), *slash = strchr(end, '/');
+    if (length < room) return file;
+    const char *end = file + length - (room - 1), *slash = strchr(end, '/');
     return slash ? slash + 1 : end;
 }
 
@@ -380,11 +366,18 @@ char *tr__signature_text(const tr__signature *s, char text[TR__CALL_TEXT])
     char place[TR__PLACE_TEXT + 20] = "", what[80];
     if (s->file[0]) snprintf(place, sizeof place, "at %s:%d", s->file, s->line);
     describe(s, what, sizeof what);
-    int used = snprintf(text, TR__CALL_TEXT, "%s", names[s->kind]);
+    int used = snprintf(text, TR__CALL_TEXT, "%s", tr__kind_name(s->kind));
     if (s->sequence) used += snprintf(text + used, TR__CALL_TEXT - (size_t)used, " #%" PRIu64, s->sequence);
     const char *gap = what[0] && place[0] ? " " : "";
     if (what[0] || place[0]) snprintf(text + used, TR__CALL_TEXT - (size_t)used, " (%s%s%s)", what, gap, place);
     return text;
+}
+
+char *tr__collective_text(const tr_collective *c, int world_size, uint64_t sequence, char text[TR__CALL_TEXT])
+{
+    tr__signature signature;
+    tr__signature_of(c, world_size, sequence, &signature);
+    return tr__signature_text(&signature, text);
 }
 
 tr_status tr__call_mismatch(const char *group, int of_a, const tr__signature *a, int of_b, const tr__signature *b)

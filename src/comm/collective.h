@@ -4,7 +4,7 @@
 #ifndef TR_COMM_COLLECTIVE_H
 #define TR_COMM_COLLECTIVE_H
 
-#include "comm/algo/slice.h"
+#include "comm/algo/schedule.h"
 
 #include <trireme/comm.h>
 
@@ -24,8 +24,6 @@ typedef struct tr__kind {
 
 /* kind is one of the enum's. */
 const tr__kind *tr__kind_of(tr_collective_kind kind);
-/* "all_reduce" */
-const char *tr__kind_name(tr_collective_kind kind);
 
 /* ---- A call ------------------------------------------------------------------------------------------------------ */
 
@@ -50,8 +48,16 @@ static inline size_t tr__collective_bytes(const tr_collective *c)
     return (size_t)c->count * tr_dtype_size(c->dtype);
 }
 
+/* Elements from the beginning of .in, or .out, to the end of the last block there. */
+int64_t tr__collective_extent(const tr_collective *c, int world_size, bool out);
+
+/* A rank that gives and gets: copies its own block to its place, unless it lies there. past_caches: see base/copy.h. */
+void tr__collective_keep_own(const tr_collective *c, int rank, bool past_caches);
 /* Runs a collective of a group of one rank: what it gives is what it gets. Not for send and recv. */
-void tr__collective_alone(const tr_collective *c);
+static inline void tr__collective_alone(const tr_collective *c)
+{
+    tr__collective_keep_own(c, 0, false);
+}
 
 /* ---- What all ranks must agree on -------------------------------------------------------------------------------- */
 
@@ -75,8 +81,10 @@ bool tr__signature_agrees(const tr__signature *a, const tr__signature *b);
 
 /* "all_reduce #17 (sum of f32[1024] at train.c:88)". Returns text. */
 char *tr__signature_text(const tr__signature *signature, char text[TR__CALL_TEXT]);
-/* The end of a path that fits in TR__PLACE_TEXT, from its last directories on; "" for NULL. */
-const char *tr__place_text(const char *file);
+/* The same of a call that a rank has made. */
+char *tr__collective_text(const tr_collective *c, int world_size, uint64_t sequence, char text[TR__CALL_TEXT]);
+/* The end of a path that fits in so many bytes with its NUL, from its last directories on; "" for NULL. */
+const char *tr__place_text(const char *file, size_t room);
 
 /* TR_MISMATCH: rank `of_a`'s call a differs from rank of_b's call b. */
 tr_status tr__call_mismatch(const char *group, int of_a, const tr__signature *a, int of_b, const tr__signature *b);

@@ -113,20 +113,11 @@ static int waits_of(const members *m, int rank, int *ranks, int most)
 
 static void print_state(const members *m, const tr__record *r)
 {
-    char call[TR__CALL_TEXT], since[TR__TIME_TEXT];
-    const tr__record_call *running = tr__record_running(r), *last = tr__record_last(r);
+    char since[TR__TIME_TEXT];
     if (r->state == TR__RECORD_FAILED)
         fprintf(m->out, "failed %s ago: %s", tr__time_text(m->now - r->failed, since), r->failure);
-    else if (r->state == TR__RECORD_JOINING)
-        fprintf(m->out, "joining for %s", tr__time_text(m->now - r->monotonic, since));
-    else if (running)
-        fprintf(m->out, "in %s for %s", tr__signature_text(&running->signature, call),
-            tr__time_text(m->now - running->started, since));
-    else if (last)
-        fprintf(m->out, "in no call for %s; its last was %s", tr__time_text(m->now - last->ended, since),
-            tr__signature_text(&last->signature, call));
     else
-        fprintf(m->out, "in no call, and has made none");
+        tr__record_write_state(m->out, r, m->now);
 }
 
 static void print_row(const members *m, int rank)

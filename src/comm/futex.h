@@ -23,4 +23,12 @@ static inline void tr__futex_wake(atomic_uint *word, int sleepers)
     syscall(SYS_futex, word, FUTEX_WAKE, sleepers, NULL, NULL, 0);
 }
 
+/* In a loop that spins for a moment. */
+static inline void tr__relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
 #endif

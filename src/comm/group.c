@@ -21,28 +21,30 @@ static tr_status run(tr_group *group, const tr_collective *collective, uint64_t 
 {
     uint64_t sequence = ++group->sequence;
     record = tr__recorder_start(group->recorder, record, collective, sequence);
-    tr_status status = group->backend->run(group->state, collective, sequence);
+    tr_status status = group->checks ? tr__checks_compare(group->checks, collective, sequence) : TR_OK;
+    if (status == TR_OK) status = group->backend->run(group->state, collective, sequence);
     tr__recorder_end(group->recorder, record, status);
     return status;
 }
 
-/* The backend that carries the data: the one behind the checking backend, if that is there. */
-static const tr__backend *inner_of(const tr_group *group)
+/* Breaks the group with this thread's latest failure, which is this rank's own. */
+static void give_up(const tr_group *group)
 {
-    return group->behind ? group->behind : group->backend;
+    group->backend->give_up(group->state);
+    if (group->checks) tr__checks_give_up(group->checks);
 }
 
 /* Are buffers there to be staged? A world of one copies in the host's memory, whatever its backend. */
 static bool stages(const tr_group *group, tr_device device)
 {
-    return device.kind != TR_CPU && (device.kind != inner_of(group)->memory || group->world_size == 1);
+    return device.kind != TR_CPU && (device.kind != group->backend->memory || group->world_size == 1);
 }
 
 /* Waits for the staged data of a call. The other ranks, which make the same call, must hear of it when there will be none. */
 static tr_status make_ready(tr_group *group, tr__staging *staging)
 {
     tr_status status = tr__staging_ready(staging);
-    if (status != TR_OK) group->backend->give_up(group->state);
+    if (status != TR_OK) give_up(group);
     return status;
 }
 
@@ -53,7 +55,7 @@ static tr_status run_staged(tr_group *group, const tr_collective *collective)
     tr__staging *staging;
     tr_status status = tr__staging_begin(&staged, group->rank, group->world_size, &staging);
     if (status == TR_OK) status = make_ready(group, staging);
-    else group->backend->give_up(group->state);
+    else give_up(group);
     if (status == TR_OK) status = run(group, &staged, 0);
     return tr__staging_end(staging, status);
 }
@@ -135,7 +137,7 @@ static tr_status read_call(const tr_group *group, const tr_collective *collectiv
         &work->arrays));
     if (work->collective.peer != TR_ANY_SOURCE || group->backend->any_source) return TR_OK;
     return tr__fail(TR_UNSUPPORTED, "recv: the backend '%s' does not receive from TR_ANY_SOURCE, only 'native' does; name the "
-        "rank, by .peer", inner_of(group)->name);
+        "rank, by .peer", group->backend->name);
 }
 
 static tr_work *new_work(tr_group *group, const tr_collective *collective)
@@ -275,7 +277,7 @@ static void close_group(tr_group *group, const char *cancel)
     group->closed = true;
     if (cancel && (group->running || group->first || group->backend->pending(group->state))) {
         tr__fail(TR_CANCELLED, "%s", cancel);
-        group->backend->give_up(group->state);
+        give_up(group);
     }
     while (cancel && group->first) {
         tr_work *work = take_first(group);
@@ -290,6 +292,8 @@ static void close_group(tr_group *group, const char *cancel)
     if (has_thread) pthread_join(group->thread, NULL);
     group->backend->leave(group->state);
     group->state = NULL;
+    tr__checks_free(group->checks);
+    group->checks = NULL;
     tr__recorder_close(group->recorder);
     group->recorder = NULL;
     tr__unref(group->store);
@@ -310,10 +314,8 @@ tr_status tr_leave(tr_group *group)
 static void destroy(void *self)
 {
     tr_group *group = self;
-    tr__error *latest = tr__error_take(); /* a scope that ends must not change the message of what failed in it */
+    TR__KEEP_ERROR; /* a scope that ends must not change the message of what failed in it */
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
     free(group->transport);
     free(group->address);
     free(group->algorithms);
@@ -355,7 +357,7 @@ tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_d
 /* Opened before the others are met, so that a join that hangs can be seen. */
 static void open_recorder(tr_group *group, tr__recorder *beside)
 {
-    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = inner_of(group)->name,
+    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = group->backend->name,
         .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir, .beside = beside};
     if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
 }
@@ -367,10 +369,18 @@ tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, void
         .local_rank = group->local_rank, .device = group->device, .store = store,
         .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
         .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
-        .unexpected_bytes = (uint64_t)group->unexpected_bytes, .behind = group->behind, .part = part};
+        .unexpected_bytes = (uint64_t)group->unexpected_bytes, .part = part};
     open_recorder(group, beside);
     member.recorder = group->recorder;
     TR__TRY(group->backend->join(&member, &group->state));
+    tr_status status = group->check && group->world_size > 1
+                           ? tr__checks_new(&member, group->backend, group->state, &group->checks) : TR_OK;
+    if (status != TR_OK) {
+        TR__KEEP_ERROR;
+        group->backend->leave(group->state);
+        group->state = NULL;
+        return status;
+    }
     tr__recorder_joined(group->recorder);
     group->store = tr__ref(store);
     return TR_OK;
@@ -381,18 +391,16 @@ tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, void
 void tr__group_give_up(tr_group *group)
 {
     pthread_mutex_lock(&group->lock);
-    if (group->state) group->backend->give_up(group->state);
+    if (group->state) give_up(group);
     pthread_mutex_unlock(&group->lock);
 }
 
 void tr_abort(tr_group *group, const char *reason)
 {
     if (!group || tr__error_of(group)) return;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr__fail(TR_CANCELLED, "%s", reason ? reason : "the program aborted the group");
     tr__group_give_up(group);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 int tr__group_series(tr_group *group)

@@ -5,7 +5,7 @@
 #define TR_COMM_GROUP_H
 
 #include "base/object.h"
-#include "comm/backend/backend.h"
+#include "comm/backend/checks.h"
 #include "comm/recorder.h"
 
 #include <pthread.h>
@@ -25,8 +25,9 @@ struct tr_group {
     int64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
     tr__recorder *recorder; /* NULL in a world of one */
     const tr__backend *backend;
-    const tr__backend *behind; /* the one that the checking backend stands before, or NULL */
     void *state;     /* the backend's; NULL: never joined, or left */
+    bool check;      /* compares the ranks' calls, as the backend cannot tell by itself that they differ */
+    tr__checks *checks; /* NULL: it does not, or there is nobody to differ */
     tr_store *store; /* where the ranks met; kept because rank 0 may serve it */
 
     pthread_mutex_t lock; /* for what follows */

@@ -91,14 +91,6 @@ static const tr__backend *find_backend(const char *name)
     return NULL;
 }
 
-/* Before a backend that cannot tell by itself that calls differ comes one that can, when that is asked for. */
-static void set_backend(tr_group *group, const tr_join_options *o, const tr__backend *backend)
-{
-    bool check = !backend->signs && (o->check || tr__check_asks("1"));
-    group->backend = check ? &tr__checked_backend : backend;
-    group->behind = check ? backend : NULL;
-}
-
 /* The file needs no key, but connections between the ranks may. */
 static tr_store *open_file(const tr__place *p, int timeout_ms)
 {
@@ -190,7 +182,8 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
     TR__TRY(choose_timeout(o, &timeout_ms));
     TR__TRY(find_place(o, backend, timeout_ms, p));
     tr__group_init(group);
-    set_backend(group, o, backend);
+    group->backend = backend;
+    group->check = !backend->signs && (o->check || tr__check_asks("1"));
     TR__TRY(set_encryption(group, o, backend));
     strcpy(group->name, name);
     group->rank = p->rank;

@@ -55,7 +55,8 @@ typedef struct tr__record {
 
 typedef struct tr__records {
     tr__record *list;
-    int count, capacity;
+    int count;
+    size_t room;
 } tr__records;
 
 /* A copy of the record that lies in memory; anything else is refused. To be freed as those of a list. */
@@ -84,6 +85,8 @@ char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT]);
 void tr__record_dump(const char *folder, const tr__record_header *failed);
 /* The same as streams. */
 void tr__record_write_text(FILE *file, const tr__record *record, int64_t now);
+/* What its rank is at: "in all_reduce #18 (…) for 12.3 s". */
+void tr__record_write_state(FILE *file, const tr__record *record, int64_t now);
 void tr__record_write_trace(FILE *file, const tr__records *records, int64_t now);
 
 #endif

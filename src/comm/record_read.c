@@ -218,17 +218,6 @@ tr_status tr__record_of(const void *memory, size_t bytes, tr__record *record)
 
 /* ---- All records ------------------------------------------------------------------------------------------------- */
 
-static tr_status grow(tr__records *all)
-{
-    if (all->count < all->capacity) return TR_OK;
-    int capacity = all->capacity ? 2 * all->capacity : 16;
-    tr__record *list = realloc(all->list, (size_t)capacity * sizeof *list);
-    if (!list) return tr__fail(TR_NO_MEMORY, "no memory for %d flight records", capacity);
-    all->list = list;
-    all->capacity = capacity;
-    return TR_OK;
-}
-
 /* A child that was forked holds its parent's record, too; in a process namespace of its own the writer knows itself by
  * another number. So the writer is who began when the record says. */
 static void own(tr__record *r, pid_t pid, const tr__record_header *h)
@@ -255,7 +244,8 @@ static tr_status take_mapped(tr__records *all, pid_t pid, ino_t inode, size_t of
     while (index < all->count && (all->list[index].inode != inode || all->list[index].offset != offset)) index++;
     if (index == all->count) {
         int64_t made = m->header->monotonic;
-        TR__TRY(grow(all));
+        if (!tr__grow(&all->list, (size_t)all->count, &all->room, sizeof *all->list))
+            return tr__fail(TR_NO_MEMORY, "no memory for more than %d flight records", all->count);
         TR__TRY(read_record(m, &all->list[index]));
         all->list[index].inode = inode;
         all->list[index].offset = offset;

@@ -42,19 +42,26 @@ char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT])
 
 /* ---- Text -------------------------------------------------------------------------------------------------------- */
 
-static void write_now(FILE *file, const tr__record *r, int64_t now)
+void tr__record_write_state(FILE *file, const tr__record *r, int64_t now)
 {
-    char call[TR__CALL_TEXT], since[TR__TIME_TEXT], ranks[TR__RANKS_TEXT], held[TR__HELD_TEXT];
+    char call[TR__CALL_TEXT], since[TR__TIME_TEXT];
     const tr__record_call *running = tr__record_running(r), *last = tr__record_last(r);
     if (r->state == TR__RECORD_JOINING)
-        fprintf(file, "  now: joining for %s", tr__time_text(now - r->monotonic, since));
+        fprintf(file, "joining for %s", tr__time_text(now - r->monotonic, since));
     else if (running)
-        fprintf(file, "  now: in %s for %s", tr__signature_text(&running->signature, call),
-            tr__time_text(now - running->started, since));
+        fprintf(file, "in %s for %s", tr__signature_text(&running->signature, call), tr__time_text(now - running->started, since));
     else if (last)
-        fprintf(file, "  now: in no call for %s", tr__time_text(now - last->ended, since));
+        fprintf(file, "in no call for %s; its last was %s", tr__time_text(now - last->ended, since),
+            tr__signature_text(&last->signature, call));
     else
-        fprintf(file, "  now: in no call, and none was made");
+        fprintf(file, "in no call, and has made none");
+}
+
+static void write_now(FILE *file, const tr__record *r, int64_t now)
+{
+    char since[TR__TIME_TEXT], ranks[TR__RANKS_TEXT], held[TR__HELD_TEXT];
+    fputs("  now: ", file);
+    tr__record_write_state(file, r, now);
     if (r->waits_total > 0)
         fprintf(file, ", waiting for %s for %s", tr__ranks_text(r->waits, r->waits_count, r->waits_total, ranks),
             tr__time_text(now - r->waits_since, since));
@@ -193,7 +200,7 @@ static void write_files(const char *folder, const tr__record_header *failed, con
 
 void tr__record_dump(const char *folder, const tr__record_header *failed)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr__records records;
     mkdir(folder, 0777); /* opening the files says when that did not help */
     if (tr__records_read(getpid(), &records) == TR_OK) {
@@ -202,6 +209,4 @@ void tr__record_dump(const char *folder, const tr__record_header *failed)
     } else {
         tr__log(TR_LOG_WARN, "group '%s': cannot read the flight record: %s", failed->group, tr_error_message());
     }
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }

@@ -221,14 +221,9 @@ static void put_words(_Atomic uint64_t *words, const uint64_t *text, size_t leng
 static void put_place(tr__record_entry *e, const char *file)
 {
     uint64_t words[TR__RECORD_FILE / 8] = {0};
-    size_t length = file ? strlen(file) : 0;
-    if (length >= TR__RECORD_FILE) {
-        file += length - (TR__RECORD_FILE - 1);
-        const char *slash = strchr(file, '/');
-        if (slash) file = slash + 1;
-        length = strlen(file);
-    }
-    if (length) memcpy(words, file, length);
+    const char *place = tr__place_text(file, TR__RECORD_FILE);
+    size_t length = strlen(place);
+    memcpy(words, place, length);
     put_words(e->file, words, length);
 }
 

@@ -204,13 +204,11 @@ tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, c
  * nobody can join there again, and there is nothing to give back. */
 static bool replace(tr__rendezvous *r, const char *key, const char *old, const char *by)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     void *held = NULL;
     size_t bytes;
     tr_status status = tr__store_compare_set(r->member->store, key, old, strlen(old), by, strlen(by), WITHDRAW_MS, &held, &bytes);
     free(held);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
     return status == TR_OK;
 }
 
@@ -319,12 +317,10 @@ static bool peek(tr__rendezvous *r, const char *const *keys, int count, tr__stor
 {
     memset(values, 0, (size_t)count * sizeof *values);
     if (tr__now_ns() < r->silent_until) return false;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr_status asked = tr__store_gather(r->member->store, keys, count, 0, values);
     bool answers = asked == TR_OK || asked == TR_TIMEOUT;
     if (!answers) r->silent_until = tr__now_ns() + SILENT_MS * (int64_t)1000000;
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
     return answers;
 }
 
@@ -361,7 +357,7 @@ tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__endpoint_record *rec
 /* In place of what an earlier try to join may have left there. */
 static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record *record)
 {
-    tr__error *latest = tr__error_take(); /* without the store they find out at the deadline */
+    TR__KEEP_ERROR; /* without the store they find out at the deadline */
     char key[KEY], text[16 + TR__COOKIE_TEXT];
     size_t length = (size_t)snprintf(text, sizeof text, "%d %s", record->rank, record->cookie), bytes;
     void *held = NULL, *now = NULL;
@@ -373,8 +369,6 @@ static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record 
     (void)told;
     free(held);
     free(now);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 /* The record of the rank that others have reported as `what`, if it still stands and is not of a later try to join. Notes whether

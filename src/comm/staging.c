@@ -18,14 +18,6 @@ struct tr__staging {
     size_t out_at, out_bytes;
 };
 
-static size_t extent(const tr_collective *c, int world, tr__range (*block_of)(const tr_collective *, int))
-{
-    int64_t end = 0;
-    for (int rank = 0; rank < world; rank++)
-        if (block_of(c, rank).end > end) end = block_of(c, rank).end;
-    return (size_t)end * tr_dtype_size(c->dtype);
-}
-
 static tr_status host_new(tr__staging *s)
 {
     void *memory = NULL;
@@ -50,8 +42,9 @@ static tr_status copy_out(const tr__staging *s, size_t at, const void *from, siz
 /* Where the buffers lie in the host's memory: as on the device where one is in the other, else one behind the other. */
 static tr_status stage(tr__staging *s, tr_collective *c, int rank, int world)
 {
-    size_t in_bytes = tr__collective_gives(c, rank) ? extent(c, world, tr__collective_in) : 0, in_at = 0;
-    s->out_bytes = tr__collective_gets(c, rank) ? extent(c, world, tr__collective_out) : 0;
+    size_t size = tr_dtype_size(c->dtype), in_at = 0;
+    size_t in_bytes = tr__collective_gives(c, rank) ? (size_t)tr__collective_extent(c, world, false) * size : 0;
+    s->out_bytes = tr__collective_gets(c, rank) ? (size_t)tr__collective_extent(c, world, true) * size : 0;
     s->out = c->out;
     const char *in = c->in, *out = c->out;
     if (in_bytes && s->out_bytes && in < out + s->out_bytes && out < in + in_bytes) {
@@ -109,8 +102,7 @@ tr_status tr__staging_end(tr__staging *s, tr_status status)
     if (status == TR_OK) status = copy_back(s);
     tr__error *first = status == TR_OK ? NULL : tr__error_take();
     tr_status waited = s->event ? tr__staging_ready(s) : TR_OK; /* the memory is in use until then, whatever has failed */
-    if (first) (void)tr__fail_stored(first);
-    tr__error_unref(first);
+    tr__error_restore(first);
     host_free(s);
     if (s->event) s->table->event_free(s->device.index, s->event);
     free(s);

@@ -4,6 +4,7 @@
  * the new group, which uses the parent's endpoints, and that is all. With others the members meet in the parent's store, below a
  * random word that rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
  */
+#include "base/hash.h"
 #include "comm/group.h"
 #include "comm/rendezvous.h"
 #include "comm/transport/shm.h"
@@ -116,9 +117,7 @@ static tr_status check_list(const making *m)
 
 static int64_t hash_list(const int *list, int count)
 {
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (int i = 0; i < count; i++) hash = (hash ^ (unsigned)list[i]) * 0x100000001b3u;
-    return (int64_t)(hash >> 1);
+    return (int64_t)(tr__hash(TR__HASH_BEGIN, list, (size_t)count * sizeof *list) >> 1);
 }
 
 /* ---- At the parent's endpoints ----------------------------------------------------------------------------------- */
@@ -184,7 +183,7 @@ static tr_status meet(making *m)
     made->unexpected_bytes = parent->unexpected_bytes;
     tr__group_init(made);
     made->backend = m->backend ? m->backend : parent->backend;
-    made->behind = m->backend ? NULL : parent->behind;
+    made->check = parent->check && !m->backend;
     made->encrypt = parent->encrypt && !m->backend; /* a twin's bare connections are encrypted by who uses them */
     TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
     TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));

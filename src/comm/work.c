@@ -52,24 +52,24 @@ static tr_status wait_for_parts(tr_work *work)
     tr__error *first = NULL;
     for (int i = 0; i < work->part_count; i++)
         if (tr_wait(work->parts[i]) != TR_OK && !first) first = tr__error_take();
-    tr_status status = tr__fail_stored(first);
-    tr__error_unref(first);
-    return status;
+    return tr__error_restore(first);
 }
 
-static void wait_for_end(tr_work *work)
+/* Waits until it is done, or the deadline (INT64_MAX: none). Is it? */
+static bool wait_for_end(tr_work *work, int64_t deadline)
 {
-    while (!tr_work_done(work)) {
+    for (int64_t left; !tr_work_done(work) && (left = deadline - tr__now_ns()) > 0;) {
         atomic_store(&work->awaited, true);
-        tr__futex_wait(&work->done, 0, -1);
+        tr__futex_wait(&work->done, 0, deadline == INT64_MAX ? -1 : left);
     }
+    return tr_work_done(work);
 }
 
 static void wait_profiled(tr_work *work)
 {
     tr__span span = {.kind = TR__SPAN_WAIT, .begin = tr__now_ns()};
     if (tr_work_done(work)) return;
-    wait_for_end(work);
+    wait_for_end(work, INT64_MAX);
     snprintf(span.name, sizeof span.name, "%s", tr__kind_name(work->collective.kind));
     tr__profile_add(span);
 }
@@ -81,11 +81,7 @@ static bool ends_by(tr_work *work, int64_t deadline)
         while (ended < work->part_count && ends_by(work->parts[ended], deadline)) ended++;
         return ended == work->part_count;
     }
-    for (int64_t left; !tr_work_done(work) && (left = deadline - tr__now_ns()) > 0;) {
-        atomic_store(&work->awaited, true);
-        tr__futex_wait(&work->done, 0, left);
-    }
-    return tr_work_done(work);
+    return wait_for_end(work, deadline);
 }
 
 tr_status tr_wait_for(tr_work *work, int timeout_ms)
@@ -104,6 +100,6 @@ tr_status tr_wait(tr_work *work)
     if (tr__profiling())
         wait_profiled(work);
     else
-        wait_for_end(work);
+        wait_for_end(work, INT64_MAX);
     return work ? tr__fail_stored(work->failure) : TR_OK;
 }

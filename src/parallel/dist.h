@@ -125,9 +125,11 @@ struct tr_dist_context {
     atomic_bool released;      /* set under dist->lock */
     pthread_mutex_t lock;      /* of all that follows */
     tr__dist_sent **sent;      /* number i stands at i */
-    int64_t n_sent, sent_capacity;
+    int64_t n_sent;
+    size_t sent_room;
     tr__dist_recv *received;
-    int64_t n_received, received_capacity;
+    int64_t n_received;
+    size_t received_room;
     uint8_t *touched;          /* [workers]: who knows of the context from here */
     struct tr__dist_grads *grads;
     tr__dist_early *early;     /* in the order in which they came; only added to */
@@ -167,7 +169,6 @@ tr_tensor *tr__dist_grads_find(const struct tr__dist_grads *grads, const tr_tens
 tr_status tr__dist_grads_add(struct tr__dist_grads **grads, tr_tensor *leaf, tr_tensor *grad, tr_tensor **sum);
 /* Puts another gradient in a leaf's place. */
 void tr__dist_grads_replace(struct tr__dist_grads *grads, const tr_tensor *leaf, tr_tensor *grad);
-void tr__dist_grads_free(struct tr__dist_grads *grads);
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 

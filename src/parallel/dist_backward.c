@@ -17,12 +17,12 @@
 #include "parallel/dist_part.h"
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/thread.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
 
 /* What a message's answer is for. */
 typedef struct token {
@@ -61,7 +61,7 @@ void tr__dist_part_unref(tr__part *p)
     free(p);
 }
 
-static tr_status no_memory(void)
+tr_status tr__part_no_memory(void)
 {
     return tr__fail(TR_NO_MEMORY, "backward: out of memory");
 }
@@ -109,13 +109,7 @@ static tr_status complete_leaf(void *user, tr_tensor *leaf)
 
 static tr_status add_found(tr__part *p, int worker, int64_t number)
 {
-    if (p->n_found == p->found_capacity) {
-        int capacity = p->found_capacity ? 2 * p->found_capacity : 16;
-        tr__found *larger = realloc(p->found, (size_t)capacity * sizeof *larger);
-        if (!larger) return no_memory();
-        p->found = larger;
-        p->found_capacity = capacity;
-    }
+    if (!tr__grow(&p->found, (size_t)p->n_found, &p->found_room, sizeof *p->found)) return tr__part_no_memory();
     p->found[p->n_found++] = (tr__found){worker, number};
     return TR_OK;
 }
@@ -173,13 +167,21 @@ tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain
     }
     if (p && p->engine) return p;
     tr__dist_part_unref(p);
-    no_memory();
+    tr__part_no_memory();
     return NULL;
 }
 
 tr__part *tr__part_ref(tr__part *p)
 {
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
+    return p;
+}
+
+tr__part *tr__part_of(tr_dist_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    tr__part *p = c->part ? tr__part_ref(c->part) : NULL;
+    pthread_mutex_unlock(&c->lock);
     return p;
 }
 
@@ -272,7 +274,7 @@ tr__item *tr__part_item(int kind, const int64_t *numbers, int n_numbers)
 {
     tr__item *it = calloc(1, sizeof *it + (size_t)n_numbers * sizeof *it->numbers);
     if (!it) {
-        no_memory();
+        tr__part_no_memory();
         return NULL;
     }
     it->kind = kind;
@@ -338,7 +340,7 @@ void tr__dist_answered(void *t, tr_status status, const char *text)
 static tr_status send(tr__part *p, int to, tr__dist_message *message, tr__marking *m, bool counted)
 {
     token *k = malloc(sizeof *k);
-    if (!k) return no_memory();
+    if (!k) return tr__part_no_memory();
     *k = (token){tr__ref(p->context), tr__part_ref(p), m, counted};
     pthread_mutex_lock(&p->context->lock);
     if (counted) p->outstanding++;
@@ -412,7 +414,7 @@ static tr_status start_silent(tr__part *p, int64_t n_sent)
 {
     tr_dist_context *c = p->context;
     int64_t *numbers = malloc(((size_t)n_sent + 1) * sizeof *numbers);
-    if (!numbers) return no_memory();
+    if (!numbers) return tr__part_no_memory();
     tr_status status = TR_OK;
     for (int to = 0; to < c->dist->port.workers && status == TR_OK; to++) {
         int n = 0;
@@ -452,7 +454,7 @@ static tr_status engage(tr__part *p)
 static tr_status send_marks(tr__part *p, tr__marking *m)
 {
     int64_t *numbers = malloc(((size_t)p->n_found + 1) * sizeof *numbers);
-    if (!numbers) return no_memory();
+    if (!numbers) return tr__part_no_memory();
     tr_status status = TR_OK;
     for (int to = 0; to < p->context->dist->port.workers && status == TR_OK; to++) {
         int n = 0;
@@ -578,7 +580,7 @@ static tr__item *item_of(const tr__dist_message *m, void *call)
         return it;
     }
     free_item(it);
-    no_memory();
+    tr__part_no_memory();
     return NULL;
 }
 
@@ -693,9 +695,7 @@ void tr__dist_handle(tr__dist *dist, int from, const tr__dist_message *m, void *
 
 void tr__dist_part_fail(tr_dist_context *c, tr_status status, const char *text)
 {
-    pthread_mutex_lock(&c->lock);
-    tr__part *p = c->part ? tr__part_ref(c->part) : NULL;
-    pthread_mutex_unlock(&c->lock);
+    tr__part *p = tr__part_of(c);
     if (p) tr__part_fail(p, tr__fail(status, "%s", text));
     tr__dist_part_unref(p);
 }

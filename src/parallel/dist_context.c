@@ -1,6 +1,8 @@
 /* Contexts: what a worker notes of the tensors that come and go in one, and its gradients there. */
 #include "parallel/dist.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,7 +88,7 @@ tr_status tr__dist_grads_add(struct tr__dist_grads **grads, tr_tensor *leaf, tr_
     return TR_OK;
 }
 
-void tr__dist_grads_free(struct tr__dist_grads *grads)
+static void free_grads(struct tr__dist_grads *grads)
 {
     if (!grads) return;
     for (size_t i = 0; i < grads->size; i++) {
@@ -119,7 +121,7 @@ static void destroy(void *self)
     free(c->sent);
     free(c->received);
     free(c->touched);
-    tr__dist_grads_free(c->grads);
+    free_grads(c->grads);
     while (c->early) {
         tr__dist_early *e = c->early;
         c->early = e->next;
@@ -243,23 +245,16 @@ void tr__dist_gone(tr__dist *dist, int worker, const char *text)
 
 /* ---- What comes and goes ----------------------------------------------------------------------------------------- */
 
-/* Room for one more. *list has elements of a size. */
-static tr_status make_room(void *list, int64_t count, int64_t *capacity, size_t size)
+static tr_status no_memory(void)
 {
-    if (count < *capacity) return TR_OK;
-    int64_t more = *capacity ? 2 * *capacity : 16;
-    void *larger = realloc(*(void **)list, (size_t)more * size);
-    if (!larger) return tr__fail(TR_NO_MEMORY, "dist context: out of memory");
-    *(void **)list = larger;
-    *capacity = more;
-    return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "dist context: out of memory");
 }
 
 static tr_status note_sent(tr_dist_context *c, int to, bool is_reply, tr_tensor *const *tensors, int n)
 {
-    TR__TRY(make_room(&c->sent, c->n_sent, &c->sent_capacity, sizeof(tr__dist_sent *)));
-    tr__dist_sent *s = calloc(1, sizeof *s);
-    if (!s) return tr__fail(TR_NO_MEMORY, "dist context: out of memory");
+    bool room = tr__grow(&c->sent, (size_t)c->n_sent, &c->sent_room, sizeof(tr__dist_sent *));
+    tr__dist_sent *s = room ? calloc(1, sizeof *s) : NULL;
+    if (!s) return no_memory();
     *s = (tr__dist_sent){.number = c->n_sent, .to = to, .n = n, .answered = is_reply};
     for (int i = 0; i < n; i++) {
         s->places[i].edge = tr__edge_keep(tr__edge_to(tensors[i]));
@@ -314,7 +309,7 @@ static const tr_op received_op = {
 
 static tr_status note_received(tr_dist_context *c, int from, int64_t number, tr__dist_received *attrs)
 {
-    TR__TRY(make_room(&c->received, c->n_received, &c->received_capacity, sizeof *c->received));
+    if (!tr__grow(&c->received, (size_t)c->n_received, &c->received_room, sizeof *c->received)) return no_memory();
     *attrs = (tr__dist_received){c->id, from, number, c->n_received};
     c->received[c->n_received++] = (tr__dist_recv){.from = from, .number = number};
     return TR_OK;

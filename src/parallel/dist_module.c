@@ -1,6 +1,7 @@
 /* Modules that live on other workers. */
 #include "parallel/dist_rpc.h"
 
+#include "base/memory.h"
 #include "nn/module.h"
 
 #include <inttypes.h>
@@ -129,21 +130,19 @@ typedef struct gathering {
     tr_rref **out;
     int most, count;
     const void **seen; /* parameters, and remote modules: what stands in several places counts once */
-    int n_seen;
+    size_t n_seen, seen_room;
 } gathering;
 
 static bool seen_before(const gathering *g, const void *object)
 {
-    for (int i = 0; i < g->n_seen; i++)
+    for (size_t i = 0; i < g->n_seen; i++)
         if (g->seen[i] == object) return true;
     return false;
 }
 
 static tr_status note_seen(gathering *g, const void *object)
 {
-    const void **more = realloc(g->seen, ((size_t)g->n_seen + 1) * sizeof *more);
-    if (!more) return tr__fail(TR_NO_MEMORY, "dist parameters: out of memory");
-    g->seen = more;
+    if (!tr__grow(&g->seen, g->n_seen, &g->seen_room, sizeof(void *))) return tr__fail(TR_NO_MEMORY, "dist parameters: out of memory");
     g->seen[g->n_seen++] = object;
     return TR_OK;
 }

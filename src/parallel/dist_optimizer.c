@@ -25,14 +25,12 @@ static void destroy(void *self)
 {
     tr_dist_optimizer *o = self;
     TR_SCOPE;
-    tr__error *latest = tr__error_take(); /* not what is told to workers that died */
+    TR__KEEP_ERROR; /* not what is told to workers that died */
     tr__dist_worker *w = o->rpc && !tr__error_of(o->rpc) ? tr__rpc_user(o->rpc) : NULL;
     for (int i = 0; w && i < o->n_owners; i++) {
         tr_value number = tr_value_i64(o->owners[i].number);
         if (o->owners[i].number) (void)!tr_status_of(tr__dist_order_to(w, o->owners[i].worker, TR__DIST_DROP, &number, 1));
     }
-    (void)!tr__fail_stored(latest);
-    tr__error_unref(latest);
     free(o->owner_of);
     free(o->owners);
     tr__unref(o->rpc);
@@ -68,10 +66,7 @@ static tr_status order_all(const tr_dist_optimizer *o, tr__dist_order order, con
     for (int i = 0; i < o->n_owners && results && status == TR_OK; i++)
         if (i != here) results[i] = *tr_future_value(futures[i]);
     free(futures);
-    if (!why) return status;
-    status = tr__fail_stored(why);
-    tr__error_unref(why);
-    return status;
+    return why ? tr__error_restore(why) : status;
 }
 
 /* The same to all, when nobody asks what came back. */

@@ -16,7 +16,8 @@ typedef struct tr__dist_owned {
 
 /* ---- One step at a time -------------------------------------------------------------------------------------------------- */
 
-/* Steps share the leaves' places for gradients: each takes its turn, in the order in which they came. */
+/* Orders, and steps during a backward, share the leaves' places for gradients: each takes its turn, in the order in which they
+ * came. */
 static void await_turn(tr__dist_worker *w)
 {
     pthread_mutex_lock(&w->lock);
@@ -194,12 +195,10 @@ static tr_status arm(tr__dist_worker *w, const owned *o, const tr_value *values)
 {
     tr_dist_context *c = tr__dist_context_find(&w->dist, (tr__dist_id){values[1].i64, values[2].i64}, true);
     if (!c) return tr__fail(TR_NOT_FOUND, "dist optimizer: the context is over on worker %d", w->dist.port.self);
-    await_turn(w);
     early *e = find_early(c, o->number);
     if (!e) e = add_early(w, o, c);
     if (e && !e->armed) memset(e->stepped, 0, (size_t)tr_list_count(e->parameters) * sizeof *e->stepped);
     if (e) e->armed = true;
-    end_turn(w);
     tr__unref(c);
     return e ? TR_OK : TR_NO_MEMORY;
 }
@@ -210,7 +209,6 @@ static tr_status arm(tr__dist_worker *w, const owned *o, const tr_value *values)
 static tr_status step(tr__dist_worker *w, const owned *o, const tr_value *values)
 {
     tr_dist_context *c = context_of(w, values);
-    await_turn(w);
     early *e = c ? find_early(c, o->number) : NULL;
     tr_status status = TR_OK;
     for (int i = 0; i < tr_list_count(o->parameters) && status == TR_OK; i++) {
@@ -221,19 +219,15 @@ static tr_status step(tr__dist_worker *w, const owned *o, const tr_value *values
     if (status == TR_OK) status = tr_step(o->optimizer);
     tr_zero_grad(o->optimizer);
     if (e) e->armed = false;
-    end_turn(w);
     tr__unref(c);
     return status;
 }
 
 /* A norm needs all gradients before any is used. */
-static tr_status check_unused(tr__dist_worker *w, const owned *o, tr_dist_context *c)
+static tr_status check_unused(const owned *o, tr_dist_context *c)
 {
-    await_turn(w);
     const early *e = find_early(c, o->number);
-    bool armed = e && e->armed;
-    end_turn(w);
-    if (!armed) return TR_OK;
+    if (!e || !e->armed) return TR_OK;
     return tr__fail(TR_STATE, "tr_dist_clip_grad_norm: the optimizer steps during this context's backward, when the norm is not known "
         "yet: do without tr_dist_step_in_backward(), or clip each gradient in a hook");
 }
@@ -260,7 +254,7 @@ static tr_status sum_squares(tr__dist_worker *w, const owned *o, const tr_value 
     TR__TRY(check_own(o, values[3].i64));
     tr_dist_context *c = context_of(w, values);
     double total = 0;
-    tr_status status = c ? check_unused(w, o, c) : TR_OK;
+    tr_status status = c ? check_unused(o, c) : TR_OK;
     for (int i = 0; c && status == TR_OK && i < tr_list_count(o->parameters); i++) {
         TR_SCOPE;
         tr_tensor *g = tr_dist_grad(c, tr_list_at(o->parameters, i));
@@ -291,10 +285,9 @@ static tr_status scale(tr__dist_worker *w, const owned *o, const tr_value *value
 }
 
 /* Moments may be written to while they travel: copies. */
-static tr_status give_state(tr__dist_worker *w, const owned *o, tr_value *result)
+static tr_status give_state(const owned *o, tr_value *result)
 {
     tr_tensor_list *copy = tr_list_new();
-    await_turn(w);
     tr_tensor_list *state = tr_optimizer_state(o->optimizer);
     tr_status status = tr_status_of(state);
     for (int i = 0; i < tr_list_count(state) && status == TR_OK; i++) {
@@ -302,16 +295,7 @@ static tr_status give_state(tr__dist_worker *w, const owned *o, tr_value *result
         status = tr_copy_into(to, from);
         if (status == TR_OK) status = tr_list_add(copy, tr_list_name(state, i), to);
     }
-    end_turn(w);
     *result = tr_value_tensors(copy);
-    return status;
-}
-
-static tr_status load_state(tr__dist_worker *w, const owned *o, const tr_value *values)
-{
-    await_turn(w);
-    tr_status status = tr_optimizer_load(o->optimizer, values[1].tensors);
-    end_turn(w);
     return status;
 }
 
@@ -343,6 +327,20 @@ static const struct {
     [TR__DIST_DROP] = {1, {TR_VALUE_I64}},
 };
 
+static tr_status carry_out(tr__dist_worker *w, owned *o, tr__dist_order order, const tr_value *values, tr_value *result)
+{
+    switch (order) {
+    case TR__DIST_EARLY: return arm(w, o, values);
+    case TR__DIST_STEP: return step(w, o, values);
+    case TR__DIST_NORM: return sum_squares(w, o, values, result);
+    case TR__DIST_SCALE: return scale(w, o, values);
+    case TR__DIST_LR: return tr_set_lr(o->optimizer, values[1].f64);
+    case TR__DIST_STATE: return give_state(o, result);
+    case TR__DIST_LOAD: return tr_optimizer_load(o->optimizer, values[1].tensors);
+    default: drop(w, o); return TR_OK;
+    }
+}
+
 tr_status tr__dist_obey(tr__dist_worker *w, tr__dist_order order, const tr_value *values, int n, tr_value *result)
 {
     bool fits = n == signatures[order].n || (order == TR__DIST_MAKE && n > 2);
@@ -350,18 +348,11 @@ tr_status tr__dist_obey(tr__dist_worker *w, tr__dist_order order, const tr_value
     if (!fits) return tr__fail(TR_FORMAT, "dist optimizer: a damaged order");
     *result = tr_value_none();
     if (order == TR__DIST_MAKE) return make(w, values, n, result);
+    await_turn(w);
     owned *o = find(w, values[0].i64);
-    if (!o) return TR_NOT_FOUND;
-    switch (order) {
-    case TR__DIST_EARLY: return arm(w, o, values);
-    case TR__DIST_STEP: return step(w, o, values);
-    case TR__DIST_NORM: return sum_squares(w, o, values, result);
-    case TR__DIST_SCALE: return scale(w, o, values);
-    case TR__DIST_LR: return tr_set_lr(o->optimizer, values[1].f64);
-    case TR__DIST_STATE: return give_state(w, o, result);
-    case TR__DIST_LOAD: return load_state(w, o, values);
-    default: drop(w, o); return TR_OK;
-    }
+    tr_status status = o ? carry_out(w, o, order, values, result) : TR_NOT_FOUND;
+    end_turn(w);
+    return status;
 }
 
 /* A handler for each order, since handlers do not get their names. */

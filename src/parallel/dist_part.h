@@ -40,7 +40,8 @@ typedef struct tr__dist_part {
     /* Of the thread that is running it. */
     tr__backward *engine; /* NULL: freed, under the lock */
     tr__found *found; /* what the engine met at the border of the graph */
-    int n_found, found_capacity;
+    int n_found;
+    size_t found_room;
 
     /* Under the context's lock. */
     bool running, engaged, over;
@@ -57,6 +58,9 @@ typedef struct tr__dist_part {
 /* A part of a pass, with a reference of the caller's; NULL without memory. */
 tr__part *tr__part_new(tr_dist_context *context, int64_t pass, bool smart, bool retain);
 tr__part *tr__part_ref(tr__part *part);
+/* That of the context's latest backward here, with a reference of the caller's; NULL: there was none. */
+tr__part *tr__part_of(tr_dist_context *context);
+tr_status tr__part_no_memory(void);
 /* Ends the part with this thread's latest failure, unless it is over. */
 void tr__part_fail(tr__part *part, tr_status status);
 

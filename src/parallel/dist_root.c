@@ -2,19 +2,15 @@
 #include "parallel/dist_part.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <stdlib.h>
-
-static tr_status no_memory(void)
-{
-    return tr__fail(TR_NO_MEMORY, "backward: out of memory");
-}
 
 static tr_status take_roots(tr__part *p, tr_tensor *const *roots, tr_tensor *const *gradients, int n)
 {
     p->roots = calloc((size_t)n, sizeof(tr_tensor *));
     p->root_gradients = calloc((size_t)n, sizeof(tr_tensor *));
-    if (!p->roots || !p->root_gradients) return no_memory();
+    if (!p->roots || !p->root_gradients) return tr__part_no_memory();
     for (int i = 0; i < n; i++) {
         p->roots[i] = tr_keep(roots[i]);
         p->root_gradients[i] = tr_keep(gradients[i]);
@@ -33,7 +29,7 @@ static tr_status fill_inbox(tr__part *p)
         free(begin);
         free(roots);
         free(m);
-        return no_memory();
+        return tr__part_no_memory();
     }
     tr__part_push(p, begin);
     p->engaged = !p->smart;
@@ -96,14 +92,6 @@ static bool is_marked(const tr__part *p)
     return !p->over && !p->running && p->first;
 }
 
-static tr__part *part_of(tr_dist_context *c)
-{
-    pthread_mutex_lock(&c->lock);
-    tr__part *p = tr__part_ref(c->part);
-    pthread_mutex_unlock(&c->lock);
-    return p;
-}
-
 bool tr__dist_over(tr_dist_context *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -122,7 +110,7 @@ bool tr__dist_marked(tr_dist_context *c)
 
 void tr__dist_continue(tr_dist_context *c)
 {
-    tr__part *p = part_of(c);
+    tr__part *p = tr__part_of(c);
     tr__part_drain(p);
     tr__dist_part_unref(p);
 }
@@ -130,17 +118,16 @@ void tr__dist_continue(tr_dist_context *c)
 /* Waits until the part is over; false at the deadline. */
 static bool wait_over(tr__part *p, int64_t deadline_ns)
 {
-    struct timespec deadline = {deadline_ns / 1000000000, deadline_ns % 1000000000};
     pthread_mutex_t *lock = &p->context->lock;
-    int error = 0;
+    bool in_time = true;
     pthread_mutex_lock(lock);
-    while (!p->over && error == 0) {
+    while (!p->over && in_time) {
         if (is_marked(p)) {
             pthread_mutex_unlock(lock);
             tr__part_drain(p);
             pthread_mutex_lock(lock);
         } else {
-            error = pthread_cond_timedwait(&p->ended, lock, &deadline);
+            in_time = tr__condition_wait(&p->ended, lock, deadline_ns);
         }
     }
     bool over = p->over;
@@ -150,7 +137,7 @@ static bool wait_over(tr__part *p, int64_t deadline_ns)
 
 tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
 {
-    tr__part *p = part_of(c);
+    tr__part *p = tr__part_of(c);
     int64_t deadline_ns = p->sink.deadline_ns ? p->sink.deadline_ns : tr__now_ns() + (int64_t)timeout_ms * 1000000;
     if (!wait_over(p, deadline_ns)) tr__part_fail(p, fail_late(p, timeout_ms));
     if (p->error) { /* the others end their parts, too */

@@ -404,11 +404,9 @@ void tr_dist_context_end(tr_dist_context *c)
             pop_frame(at);
             break;
         }
-    tr__error *latest = tr__error_take(); /* of what the block failed with, not of what is told to workers that died */
+    TR__KEEP_ERROR; /* of what the block failed with, not of what is told to workers that died */
     if (!c->object.error) tr__dist_context_release(c);
     tr__unref(c);
-    (void)!tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 tr_dist_context *tr_dist_context_current(tr_rpc *rpc)

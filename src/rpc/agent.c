@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/thread.h"
 
@@ -72,9 +73,7 @@ tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, i
 
 static tr__rpc_entry **functions_of(tr_rpc *rpc, const char *name)
 {
-    uint32_t hash = 0x811c9dc5u; /* FNV-1a */
-    for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x01000193u;
-    return &rpc->functions[hash % TR__RPC_FUNCTION_BUCKETS];
+    return &rpc->functions[tr__hash(TR__HASH_BEGIN, name, strlen(name)) % TR__RPC_FUNCTION_BUCKETS];
 }
 
 /* Entries stay as long as the agent. */
@@ -186,8 +185,7 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
-    if (ending >= TR__RPC_DAMAGED && link->rings) tr__rings_refuse(link);
-    if (ending >= TR__RPC_DAMAGED && link->stream) tr__stream_refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->driver) link->driver->refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
@@ -204,8 +202,7 @@ bool tr__rpc_end_links(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
-        if (link->stream && tr__stream_cut(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_CUT);
-        if (link->rings && tr__rings_overdue(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, TR__RPC_DAMAGED);
+        if (link->driver && link->driver->over(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, link->driver->how);
         if (atomic_load(&link->ending) != TR__RPC_LASTS) end_link(rpc, link);
     }
     return pending;
@@ -218,7 +215,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 {
     tr__rpc_end_replies(rpc);
     for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].stream) tr__stream_finish(&rpc->links[i]);
+        if (rpc->links[i].driver && rpc->links[i].driver->finish) rpc->links[i].driver->finish(&rpc->links[i]);
     tr__rpc_end_clock(rpc);
     tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     tr__error *why = tr__error_take();
@@ -250,8 +247,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 static void free_links(tr_rpc *rpc)
 {
     for (int i = 0; rpc->links && i < rpc->world; i++) {
-        tr__rings_free(&rpc->links[i]);
-        tr__stream_free(&rpc->links[i]);
+        if (rpc->links[i].driver) rpc->links[i].driver->free(&rpc->links[i]);
         tr__error_unref(rpc->links[i].why);
     }
     free(rpc->links);
@@ -266,7 +262,7 @@ static void destroy(void *self)
 {
     tr_rpc *rpc = self;
     if (!rpc->has_locks) return;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false);
     if (rpc->refs) tr__refs_free(rpc);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
@@ -283,8 +279,6 @@ static void destroy(void *self)
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_destroy(locks[i]);
     pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->rings_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) pthread_cond_destroy(conditions[i]);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 const tr__type tr__rpc_type = {.name = "rpc", .size = sizeof(tr_rpc), .destroy = destroy};
@@ -322,8 +316,7 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
     tr__refs_report(rpc);
     close_agent(rpc, true);
     tr__refs_free(rpc);
-    if (why) tr__fail_stored(why);
-    tr__error_unref(why);
+    tr__error_restore(why);
     return status;
 }
 
@@ -439,9 +432,7 @@ static tr_status connect_or_refuse(tr_rpc *rpc, const tr_rpc_options *o)
     if (check_options(o) == TR_OK) return connect_all(rpc, o->name ? o->name : name);
     tr__error *why = tr__error_take();
     (void)!connect_all(rpc, NULL); /* the others' errors are not this one's */
-    tr_status status = tr__fail_stored(why);
-    tr__error_unref(why);
-    return status;
+    return tr__error_restore(why);
 }
 
 static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)

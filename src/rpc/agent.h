@@ -78,9 +78,9 @@ tr_future *tr__future_new_loose(tr_rpc *rpc);
  * the future out of the table of calls, or it never was there. */
 void tr__future_finish(tr_future *f, const tr_value *value, struct tr__rpc_inbound *message);
 void tr__future_fail(tr_future *f, tr__error *failure); /* takes the reference */
-/* A value's objects: one more, or one less reference of each. */
+/* The object that a value is, or NULL; one more reference of it. */
+const void *tr__rpc_value_object(const tr_value *value);
 void tr__rpc_value_ref(const tr_value *value);
-void tr__rpc_value_unref(const tr_value *value);
 /* The same for good: with copies of strings and bytes, which lie in *texts (or NULL). */
 tr_status tr__rpc_value_keep(const tr_value *value, tr_value *kept, struct tr__rpc_inbound **texts);
 
@@ -102,6 +102,7 @@ void tr__inbound_free(tr__rpc_inbound *m);
 
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
 
+typedef struct tr__rpc_driver tr__rpc_driver;
 typedef struct tr__rpc_rings tr__rpc_rings;   /* rings.c */
 typedef struct tr__rpc_stream tr__rpc_stream; /* streams.c */
 
@@ -111,8 +112,9 @@ typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC
 typedef struct tr__rpc_link {
     int worker;
     char name[TR__RPC_WORKER_NAME];
-    tr__rpc_rings *rings;   /* to a worker of this host, */
-    tr__rpc_stream *stream; /* or of another; ourselves: neither */
+    const tr__rpc_driver *driver; /* NULL: ourselves, or not yet */
+    tr__rpc_rings *rings;   /* of a worker of this host, */
+    tr__rpc_stream *stream; /* or of another */
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
     atomic_bool gone;   /* no message comes or goes any more */
     tr__error *why;     /* then: set before */
@@ -247,8 +249,6 @@ typedef struct tr__rpc_plan {
     tr_rref **kept;
 } tr__rpc_plan;
 tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
-/* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
-tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
 
 /* ---- message.c --------------------------------------------------------------------------------------------------- */
 
@@ -256,8 +256,29 @@ tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id);
 tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w);
 /* Memory for a piece; tensors will lie in it. */
 bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes);
-/* Copies what a writer refers to, row-major. */
-tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w);
+
+/* Do a module's hooks see its values? Messages of modules pass unseen, but a value that is fetched does not. */
+bool tr__rpc_is_hooked(tr_rpc *rpc, const char *function);
+/* Lets them see values that go out; and hear that these have not. */
+tr_status tr__rpc_outgoing(tr_rpc *rpc, int to, bool is_reply, tr_value *values, int count, tr__rpc_note *note);
+void tr__rpc_unsent(tr_rpc *rpc, const tr__rpc_note *note);
+
+/* A writer that hands references over; when the message has not been sent, they are taken back. */
+typedef struct tr__rpc_hand_over {
+    tr_rpc *rpc;
+    int to;
+    tr__rref_token *given; /* so far */
+    size_t count, room;
+} tr__rpc_hand_over;
+void tr__rpc_write_to(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_rpc *rpc, int to);
+void tr__rpc_written(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_status sent);
+
+/* A reader that takes references in. */
+typedef struct tr__rpc_take_in {
+    tr_rpc *rpc;
+    int from;
+} tr__rpc_take_in;
+tr__rpc_reader tr__rpc_read_from(tr__rpc_inbound *m, tr__rpc_take_in *t);
 
 /* ---- answer.c ---------------------------------------------------------------------------------------------------- */
 
@@ -291,9 +312,6 @@ void tr__rpc_kick(tr_rpc *rpc);
 void tr__rpc_wake_clock(tr_rpc *rpc);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
-/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */
-void tr__rpc_awake(tr_rpc *rpc);
-void tr__rpc_asleep(tr_rpc *rpc);
 /* Runs what was to be run at the end of calls, and frees the list; later, if this thread is at other messages. */
 void tr__rpc_call_back(tr__rpc_then *thens);
 /* This thread, about to reply, keeps counting as awake, as it looks for messages right after: who gets a reply most often asks
@@ -301,38 +319,32 @@ void tr__rpc_call_back(tr__rpc_then *thens);
 void tr__rpc_stay_awake(tr_rpc *rpc);
 int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
-/* ---- rings.c ----------------------------------------------------------------------------------------------------- */
+/* ---- rings.c, streams.c ------------------------------------------------------------------------------------------ */
+
+/* How messages get to a worker, and from it. */
+struct tr__rpc_driver {
+    tr_status (*send)(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
+    bool (*waiting)(const tr__rpc_link *link); /* is there something to read? */
+    void (*read)(tr_rpc *rpc, tr__rpc_link *link);
+    /* Has it been at its end for so long, or kept reading waiting, that nothing will come any more? `pending`: it may be so soon. */
+    bool (*over)(const tr__rpc_link *link, int64_t now, bool *pending);
+    tr__rpc_ending how; /* it ends then */
+    /* Sends what it could not before, and gives back what it has not used for a while; true: something is left. NULL: by itself. */
+    bool (*flush)(tr__rpc_link *link);
+    void (*refuse)(tr__rpc_link *link); /* tells the other end that we read no more */
+    void (*finish)(tr__rpc_link *link); /* sends what is left, as long as the other end takes it; NULL: it need not */
+    void (*free)(tr__rpc_link *link);
+};
+extern const tr__rpc_driver tr__rpc_by_rings, tr__rpc_by_stream;
 
 void tr__rings_shown(void *rpc, int rank, int purpose, const tr__shm_mapping *memory);
 tr_status tr__rings_make(tr_rpc *rpc);
 tr_status tr__rings_show(tr_rpc *rpc);     /* when all have made theirs */
 tr_status tr__rings_complete(tr_rpc *rpc); /* waits until all have */
-void tr__rings_free(tr__rpc_link *link);
-tr_status tr__rings_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
-void tr__rings_read(tr_rpc *rpc, tr__rpc_link *link);
-bool tr__rings_waiting(const tr__rpc_link *link); /* is there something to read? */
-/* Sends what did not fit; true: something is left. */
-bool tr__rings_flush(tr__rpc_link *link);
-/* Gives blocks back that have not been used for a while. */
-void tr__rings_trim(tr__rpc_link *link, int64_t now);
-/* Has reading waited too long for a block that was named but not shown? `pending`: it waits. */
-bool tr__rings_overdue(const tr__rpc_link *link, int64_t now, bool *pending);
-void tr__rings_refuse(tr__rpc_link *link); /* tells the other end that we read no more */
-
-/* ---- streams.c --------------------------------------------------------------------------------------------------- */
-
 /* Over a wire that lasts longer than the link. */
 tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
-void tr__stream_free(tr__rpc_link *link);
-tr_status tr__stream_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
 /* What epoll has told of; reading then goes on until nothing is there. */
 void tr__stream_ready(tr__rpc_link *link, uint32_t events);
-bool tr__stream_waiting(const tr__rpc_link *link);
-void tr__stream_read(tr_rpc *rpc, tr__rpc_link *link);
-/* Has the stream ended a while ago? `pending`: it has ended. */
-bool tr__stream_cut(const tr__rpc_link *link, int64_t now, bool *pending);
-void tr__stream_refuse(tr__rpc_link *link);
-void tr__stream_finish(tr__rpc_link *link); /* sends what is left, as long as the other end takes it */
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

@@ -1,5 +1,5 @@
 /* Answering: from a request to a reply, by the function that it asks for or by whoever that leaves the reply to. */
-#include "rpc/message.h"
+#include "rpc/agent.h"
 
 #include "base/log.h"
 
@@ -143,12 +143,10 @@ static void destroy_reply(void *self)
 {
     tr_rpc_reply *r = self;
     if (!r->owed.rpc) return;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     if (!atomic_load(&r->answered))
         (void)!settle(r, tr__fail(TR_STATE, "the function put its answer off, and nobody gave one: its reply was dropped"),
             tr_value_none());
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
     tr__unref(r->owed.kept);
     tr__unref(r->owed.rpc);
 }
@@ -175,22 +173,13 @@ static tr_status check_reply(const char *what, const tr_rpc_reply *r)
     return r ? tr__fail_stored(tr__error_of(r)) : tr__fail(TR_INVALID, "%s: a reply is needed (tr_rpc_defer), not NULL", what);
 }
 
-static tr_status check_result(const tr_value *v)
-{
-    const void *object = v->kind == TR_VALUE_TENSOR ? (const void *)v->tensor
-                         : v->kind == TR_VALUE_TENSORS ? (const void *)v->tensors
-                         : v->kind == TR_VALUE_RREF ? (const void *)v->rref
-                         : v->kind == TR_VALUE_OBJECT ? v->object : NULL;
-    return tr_status_of(object);
-}
-
 tr_status tr_reply_with(tr_rpc_reply *r, tr_value value)
 {
     TR__TRY(check_reply("tr_reply_with", r));
     if (r->signature && value.kind != r->signature->returns)
         return tr__fail(TR_INVALID, "tr_reply_with: %s returns %s, not %s", r->owed.function,
             tr_value_kind_name(r->signature->returns), tr_value_kind_name(value.kind));
-    return settle(r, check_result(&value), value);
+    return settle(r, tr_status_of(tr__rpc_value_object(&value)), value);
 }
 
 tr_status tr_reply_fail(tr_rpc_reply *r, tr_status status, const char *message)
@@ -272,7 +261,7 @@ static tr_status run_function(serving *s)
     if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
     TR__TRY(check_arguments(s));
     TR__TRY(s->entry->function.body(s->entry->state, s->values, &s->result));
-    return check_result(&s->result);
+    return tr_status_of(tr__rpc_value_object(&s->result));
 }
 
 static tr_status carry_out(serving *s)

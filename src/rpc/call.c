@@ -1,8 +1,9 @@
 /* Calls: from the arguments to a request, and from a reply to the future's value. */
-#include "rpc/message.h"
+#include "rpc/agent.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ static void uncharge(tr_rpc *rpc, const tr_future *f)
     pthread_cond_broadcast(&rpc->calls_changed);
 }
 
-tr_future *tr__rpc_take_call(tr_rpc *rpc, uint64_t id)
+/* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
+static tr_future *take_call(tr_rpc *rpc, uint64_t id)
 {
     pthread_mutex_lock(&rpc->calls_lock);
     tr_future **at = bucket_of(rpc, id), *f;
@@ -92,11 +94,10 @@ static void give_up(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
-    tr__error *latest = tr__error_take();
+    tr__error *why = tr__error_take();
     tr_status sent = tr__rpc_send(rpc, f->worker, (tr__rpc_frame){.type = TR__RPC_CANCEL, .id = f->id}, &w);
     (void)sent; /* without it the function runs in vain */
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
+    tr__error_restore(why);
     tr__rpc_writer_end(&w);
     f->making = NULL;
     end_badly(f);
@@ -126,7 +127,7 @@ tr_status tr_future_cancel(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     if (!f->rpc || tr_future_done(f)) return TR_OK;
-    tr_future *taken = tr__rpc_take_call(f->rpc, f->id);
+    tr_future *taken = take_call(f->rpc, f->id);
     if (!taken) return TR_OK; /* it is about to end by itself */
     tr__fail(TR_CANCELLED, "rpc: %s on \"%s\": given up by the caller", f->function, f->rpc->links[f->worker].name);
     give_up(f->rpc, taken);
@@ -151,10 +152,9 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         if (!full || gone || closing || tr__now_ns() >= until_room) break;
         pthread_mutex_unlock(&rpc->calls_lock);
         tr__rpc_poll(rpc);
-        int64_t until = tr__now_ns() + 1000000;
-        struct timespec soon = {until / 1000000000, until % 1000000000};
+        int64_t soon = tr__now_ns() + 1000000;
         pthread_mutex_lock(&rpc->calls_lock);
-        pthread_cond_timedwait(&rpc->calls_changed, &rpc->calls_lock, &soon);
+        tr__condition_wait(&rpc->calls_changed, &rpc->calls_lock, soon);
     }
     if (!full && !gone && !closing) {
         f->id = ++rpc->next_id;
@@ -213,7 +213,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     }
     if (status != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
     if (f->id) {
-        tr_future *taken = status == TR_OK ? NULL : tr__rpc_take_call(rpc, f->id);
+        tr_future *taken = status == TR_OK ? NULL : take_call(rpc, f->id);
         if (status != TR_OK && !taken) {
             status = TR_OK; /* it has its failure already */
             if (p->flags & TR__CALL_KEEP) tr__refs_remote_late(rpc, p->worker, token->id, false);
@@ -404,7 +404,7 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     TR_SCOPE;
     tr_value value = tr_value_none();
-    tr_future *f = tr__rpc_take_call(rpc, m->frame.id);
+    tr_future *f = take_call(rpc, m->frame.id);
     tr__rref_number kept;
     tr_status status = read_reply(rpc, m, f, &value, &kept); /* also when it is too late: a reference must be taken in */
     if (!f) {

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -167,9 +168,7 @@ static bool is_live(tr_rpc *rpc, int worker)
 /* Under the lock. */
 static void sleep_us(tr_rpc *rpc, int64_t us)
 {
-    int64_t until = tr__now_ns() + us * 1000;
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
-    pthread_cond_timedwait(&rpc->drain_changed, &rpc->drain_lock, &deadline);
+    tr__condition_wait(&rpc->drain_changed, &rpc->drain_lock, tr__now_ns() + us * 1000);
 }
 
 /* Under the lock. */

@@ -1,5 +1,6 @@
 #include "rpc/frame.h"
 
+#include "base/memory.h"
 #include "tensor/list.h"
 
 #include <stdio.h>
@@ -57,7 +58,8 @@ void tr__rpc_writer_begin(tr__rpc_writer *w)
     w->used = 0;
     w->room = sizeof w->small;
     w->pieces = NULL;
-    w->piece_count = w->piece_room = 0;
+    w->piece_count = 0;
+    w->piece_room = 0;
     w->payload = 0;
     w->status = TR_OK;
     w->hand_over = NULL;
@@ -137,15 +139,9 @@ static void add_piece(tr__rpc_writer *w, tr__rpc_piece piece)
             TR__RPC_PIECES_MAX, TR__RPC_INLINE, (unsigned long long)TR__RPC_PAYLOAD_MAX);
         return;
     }
-    if (w->piece_count == w->piece_room) {
-        int room = w->piece_room ? 2 * w->piece_room : 4;
-        tr__rpc_piece *grown = realloc(w->pieces, (size_t)room * sizeof *grown);
-        if (!grown) {
-            w->status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-            return;
-        }
-        w->pieces = grown;
-        w->piece_room = room;
+    if (!tr__grow(&w->pieces, (size_t)w->piece_count, &w->piece_room, sizeof *w->pieces)) {
+        w->status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
+        return;
     }
     tr__rpc_write_u32(w, (uint32_t)w->piece_count);
     w->pieces[w->piece_count++] = piece;
@@ -269,7 +265,7 @@ uint32_t tr__rpc_read_u32(tr__rpc_reader *r)
     return x;
 }
 
-uint64_t tr__rpc_read_u64(tr__rpc_reader *r)
+static uint64_t read_u64(tr__rpc_reader *r)
 {
     uint64_t x = 0;
     const unsigned char *at = take(r, sizeof x);
@@ -352,7 +348,7 @@ static tr_status read_tensor(tr__rpc_reader *r, tr_tensor **out)
     unsigned dtype = read_u8(r), device_kind = read_u8(r);
     tr_shape shape = {.ndim = (int)read_u8(r)};
     if (r->bad || dtype >= TR_DTYPE_COUNT || shape.ndim > TR_MAX_DIMS) return tr__rpc_damaged("no tensor is like that");
-    for (int i = 0; i < shape.ndim; i++) shape.dim[i] = (int64_t)tr__rpc_read_u64(r);
+    for (int i = 0; i < shape.ndim; i++) shape.dim[i] = (int64_t)read_u64(r);
     uint64_t bytes;
     if (r->bad || !bytes_of(shape, (tr_dtype)dtype, &bytes)) return tr__rpc_damaged("a shape that cannot be");
     tr_tensor *x = read_tensor_data(r, shape, (tr_dtype)dtype, bytes);
@@ -366,7 +362,7 @@ static tr_status read_optional_bytes(tr__rpc_reader *r, tr_bytes *out)
 {
     *out = (tr_bytes){NULL, 0};
     if (!read_u8(r)) return r->bad ? tr__rpc_damaged("bytes are missing") : TR_OK;
-    uint64_t bytes = tr__rpc_read_u64(r);
+    uint64_t bytes = read_u64(r);
     if (read_u8(r)) {
         const tr__rpc_arrived *piece = read_piece(r, bytes);
         if (!piece) return tr__rpc_damaged("bytes are missing");
@@ -436,9 +432,9 @@ tr_status tr__rpc_read_value(tr__rpc_reader *r, tr_value *v)
     switch (v->kind) {
     case TR_VALUE_NONE: break;
     case TR_VALUE_TENSOR: status = read_tensor(r, &v->tensor); break;
-    case TR_VALUE_I64: v->i64 = (int64_t)tr__rpc_read_u64(r); break;
+    case TR_VALUE_I64: v->i64 = (int64_t)read_u64(r); break;
     case TR_VALUE_F64: {
-        uint64_t bits = tr__rpc_read_u64(r);
+        uint64_t bits = read_u64(r);
         memcpy(&v->f64, &bits, sizeof bits);
         break;
     }

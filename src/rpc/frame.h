@@ -66,7 +66,8 @@ typedef struct tr__rpc_writer {
     unsigned char *at; /* the body; `small` at first */
     size_t used, room;
     tr__rpc_piece *pieces;
-    int piece_count, piece_room;
+    int piece_count;
+    size_t piece_room;
     uint64_t payload;
     /* Hands a reference over: fills in where it lives and the fork, 40 bytes. */
     tr_status (*hand_over)(void *user, tr_rref *ref, unsigned char token[40]);
@@ -106,7 +107,6 @@ typedef struct tr__rpc_reader {
 } tr__rpc_reader;
 
 uint32_t tr__rpc_read_u32(tr__rpc_reader *r);
-uint64_t tr__rpc_read_u64(tr__rpc_reader *r);
 /* Inside the body, NUL-terminated there; NULL: damaged. */
 const char *tr__rpc_read_text(tr__rpc_reader *r);
 void tr__rpc_read_note(tr__rpc_reader *r, tr__rpc_note *note);

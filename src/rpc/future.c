@@ -11,7 +11,7 @@
 
 /* ---- Values that are kept ---------------------------------------------------------------------------------------- */
 
-static const void *object_of(const tr_value *v)
+const void *tr__rpc_value_object(const tr_value *v)
 {
     switch (v->kind) {
     case TR_VALUE_TENSOR: return v->tensor;
@@ -24,12 +24,12 @@ static const void *object_of(const tr_value *v)
 
 void tr__rpc_value_ref(const tr_value *v)
 {
-    tr_object_keep(object_of(v));
+    tr_object_keep(tr__rpc_value_object(v));
 }
 
-void tr__rpc_value_unref(const tr_value *v)
+static void value_unref(const tr_value *v)
 {
-    tr__unref(object_of(v));
+    tr__unref(tr__rpc_value_object(v));
 }
 
 tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound **texts)
@@ -68,7 +68,7 @@ static void destroy(void *self)
 {
     tr_future *f = self;
     free_thens(f);
-    tr__rpc_value_unref(&f->value);
+    value_unref(&f->value);
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);
     tr__unref(f->held);
@@ -180,15 +180,10 @@ tr_status tr_future_wait(tr_future *f)
 
 tr_status tr_future_wait_all(tr_future *const *list, int count)
 {
-    tr_status first = TR_OK;
-    tr__error *why = NULL;
-    for (int i = 0; i < count; i++) {
-        if (tr_future_wait(list[i]) == TR_OK || why) continue;
-        why = tr__error_take();
-    }
-    if (why) first = tr__fail_stored(why);
-    tr__error_unref(why);
-    return first;
+    tr__error *first = NULL;
+    for (int i = 0; i < count; i++)
+        if (tr_future_wait(list[i]) != TR_OK && !first) first = tr__error_take();
+    return tr__error_restore(first);
 }
 
 /* ---- Any of several ---------------------------------------------------------------------------------------------- */

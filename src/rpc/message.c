@@ -1,5 +1,6 @@
-#include "rpc/message.h"
+#include "rpc/agent.h"
 
+#include "base/memory.h"
 #include "tensor/tensor.h"
 
 #include <stdlib.h>
@@ -22,7 +23,8 @@ bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes)
     return memory != NULL;
 }
 
-tr_status tr__rpc_copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
+/* What a writer refers to, row-major. */
+static tr_status copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
 {
     for (int i = 0; i < w->piece_count; i++) {
         const tr__rpc_piece *p = &w->pieces[i];
@@ -42,7 +44,7 @@ static tr_status send_here(tr_rpc *rpc, const tr__rpc_frame *frame, const tr__rp
     tr__rpc_inbound *m = tr__inbound_new(rpc->rank, frame);
     if (!m) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
     memcpy(m->body, w->at, w->used);
-    tr_status status = tr__rpc_copy_pieces(m, w);
+    tr_status status = copy_pieces(m, w);
     if (status == TR_OK)
         tr__rpc_arrived_message(rpc, m);
     else
@@ -60,7 +62,7 @@ tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_w
     frame.payload = w->payload;
     if (to == rpc->rank) return send_here(rpc, &frame, w);
     if (atomic_load(&link->gone)) return tr__fail_stored(link->why);
-    return link->rings ? tr__rings_send(rpc, link, &frame, w) : tr__stream_send(rpc, link, &frame, w);
+    return link->driver->send(rpc, link, &frame, w);
 }
 
 /* ---- Values on their way ------------------------------------------------------------------------------------------- */
@@ -78,22 +80,14 @@ tr_status tr__rpc_outgoing(tr_rpc *rpc, int to, bool is_reply, tr_value *values,
 
 void tr__rpc_unsent(tr_rpc *rpc, const tr__rpc_note *note)
 {
-    tr__error *why = tr__error_take();
+    TR__KEEP_ERROR;
     if (rpc->hooks.unsent) rpc->hooks.unsent(rpc->hooks.user, note);
-    tr__fail_stored(why);
-    tr__error_unref(why);
 }
 
 static tr_status give(void *user, tr_rref *ref, unsigned char token[40])
 {
     tr__rpc_hand_over *h = user;
-    if (h->count == h->room) {
-        int room = h->room ? 2 * h->room : 4;
-        tr__rref_token *grown = realloc(h->given, (size_t)room * sizeof *grown);
-        if (!grown) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
-        h->given = grown;
-        h->room = room;
-    }
+    if (!tr__grow(&h->given, h->count, &h->room, sizeof *h->given)) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
     TR__TRY(tr__refs_hand_over(h->rpc, ref, h->to, &h->given[h->count]));
     memcpy(token, &h->given[h->count++], sizeof *h->given);
     return TR_OK;
@@ -109,7 +103,7 @@ void tr__rpc_write_to(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_rpc *rpc, int 
 
 void tr__rpc_written(tr__rpc_writer *w, tr__rpc_hand_over *h, tr_status sent)
 {
-    for (int i = 0; i < h->count && sent != TR_OK; i++) tr__refs_undo(h->rpc, &h->given[i]);
+    for (size_t i = 0; i < h->count && sent != TR_OK; i++) tr__refs_undo(h->rpc, &h->given[i]);
     free(h->given);
     tr__rpc_writer_end(w);
 }

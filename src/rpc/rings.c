@@ -7,9 +7,9 @@
 #include "rpc/ring.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/futex.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,7 +132,7 @@ static bool all_mapped(tr_rpc *rpc, tr__rpc_link *link, const unsigned char *pla
     return !stalled;
 }
 
-bool tr__rings_overdue(const tr__rpc_link *link, int64_t now, bool *pending)
+static bool overdue(const tr__rpc_link *link, int64_t now, bool *pending)
 {
     const tr__rpc_rings *n = link->rings;
     if (!atomic_load(&n->stalled)) return false;
@@ -178,6 +178,7 @@ static tr_status make_link(tr_rpc *rpc, tr__rpc_link *link)
     n->last = &n->first;
     pthread_mutex_lock(&rpc->rings_lock);
     link->rings = n;
+    link->driver = &tr__rpc_by_rings;
     pthread_mutex_unlock(&rpc->rings_lock);
     n->out = tr_shared_alloc(sizeof *n->out);
     if (!n->out) return TR_NO_MEMORY;
@@ -205,24 +206,22 @@ tr_status tr__rings_show(tr_rpc *rpc)
 
 tr_status tr__rings_complete(tr_rpc *rpc)
 {
-    int64_t until = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    int64_t deadline = tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000;
     int missing = -1;
     pthread_mutex_lock(&rpc->rings_lock);
     for (int i = 0; i < rpc->world && missing < 0; i++) {
         tr__rpc_rings *n = rpc->links[i].rings;
         while (n && (!n->in || !n->bell) && missing < 0 && !atomic_load(&rpc->links[i].gone))
-            if (pthread_cond_timedwait(&rpc->rings_changed, &rpc->rings_lock, &deadline) == ETIMEDOUT) missing = i;
+            if (!tr__condition_wait(&rpc->rings_changed, &rpc->rings_lock, deadline)) missing = i;
         if (n && (!n->in || !n->bell)) missing = i;
     }
     pthread_mutex_unlock(&rpc->rings_lock);
     return missing < 0 ? TR_OK : tr__fail(TR_TIMEOUT, "rpc: worker %d has not shown its memory", missing);
 }
 
-void tr__rings_free(tr__rpc_link *link)
+static void free_rings(tr__rpc_link *link)
 {
     tr__rpc_rings *n = link->rings;
-    if (!n) return;
     for (waiting_record *w = n->first, *next; w; w = next) {
         next = w->next;
         free(w);
@@ -241,6 +240,7 @@ void tr__rings_free(tr__rpc_link *link)
     pthread_mutex_destroy(&n->lock);
     free(n);
     link->rings = NULL;
+    link->driver = NULL;
 }
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
@@ -325,7 +325,7 @@ static void ring_bell(tr__rpc_bell *bell)
     if (atomic_load(&bell->sleepers) > 0) tr__futex_wake(&bell->count, 1);
 }
 
-bool tr__rings_flush(tr__rpc_link *link)
+static bool send_waiting(tr__rpc_link *link)
 {
     tr__rpc_rings *n = link->rings;
     bool wrote = false;
@@ -412,7 +412,7 @@ static tr_status send_all(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *
     return status;
 }
 
-tr_status tr__rings_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+static tr_status send_message(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
 {
     sending s = {.count = 0};
     size_t most = (size_t)w->piece_count + 1;
@@ -461,10 +461,12 @@ static block *drop_idle(tr__rpc_link *link, int64_t now)
     return found;
 }
 
-void tr__rings_trim(tr__rpc_link *link, int64_t now)
+static bool flush(tr__rpc_link *link)
 {
-    if (atomic_load(&link->gone)) return;
-    for (block *b; (b = drop_idle(link, now));) free_block(b);
+    bool left = send_waiting(link);
+    if (atomic_load(&link->gone)) return left;
+    for (block *b; (b = drop_idle(link, tr__now_ns()));) free_block(b);
+    return left;
 }
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
@@ -475,7 +477,7 @@ static bool is_over(const tr__rpc_link *link)
     return atomic_load_explicit(&link->rings->in->over, memory_order_relaxed) && atomic_load(&link->ending) == TR__RPC_LASTS;
 }
 
-bool tr__rings_waiting(const tr__rpc_link *link)
+static bool waiting(const tr__rpc_link *link)
 {
     tr__rpc_ring *r = link->rings->in;
     if (!r || atomic_load_explicit(&link->ending, memory_order_relaxed) == TR__RPC_DAMAGED) return false;
@@ -574,7 +576,7 @@ static found read_record(tr_rpc *rpc, tr__rpc_link *link, uint64_t *head, uint64
     return result;
 }
 
-void tr__rings_read(tr_rpc *rpc, tr__rpc_link *link)
+static void read_rings(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_ring *r = link->rings->in;
     uint64_t head = atomic_load_explicit(&r->head, memory_order_relaxed), tail = atomic_load(&r->tail);
@@ -587,8 +589,11 @@ void tr__rings_read(tr_rpc *rpc, tr__rpc_link *link)
         tr__rpc_lose(rpc, link->worker, TR__RPC_CUT);
 }
 
-void tr__rings_refuse(tr__rpc_link *link)
+static void refuse(tr__rpc_link *link)
 {
     atomic_store(&link->rings->out->over, true);
     ring_bell(link->rings->bell);
 }
+
+const tr__rpc_driver tr__rpc_by_rings = {.send = send_message, .waiting = waiting, .read = read_rings, .over = overdue,
+    .how = TR__RPC_DAMAGED, .flush = flush, .refuse = refuse, .free = free_rings};

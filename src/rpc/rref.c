@@ -21,14 +21,12 @@ static void send_refer(void *user, int to, const tr__refer *message)
 {
     tr_rpc *rpc = user;
     tr__rpc_writer w;
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     tr__rpc_writer_begin(&w);
     tr__rpc_write_bytes(&w, message, sizeof *message);
     tr_status sent = tr__rpc_send(rpc, to, (tr__rpc_frame){.type = TR__RPC_REFER}, &w);
     (void)sent; /* it is sent again until it is acknowledged */
     tr__rpc_writer_end(&w);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 static void value_freed(void *user, void *value)
@@ -208,6 +206,18 @@ static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
     return slot;
 }
 
+/* Ends a future with a copy of a value, or (NULL) this thread's latest failure, and gives its reference up. */
+static void end_with(tr_future *f, const tr_value *value)
+{
+    tr_value kept;
+    tr__rpc_inbound *texts;
+    if (value && tr__rpc_value_keep(value, &kept, &texts) == TR_OK)
+        tr__future_finish(f, &kept, texts);
+    else
+        tr__future_fail(f, tr__error_take());
+    tr__unref(f);
+}
+
 tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
 {
     if (check_open(rpc) != TR_OK) return tr__object_failed(&tr__rref_type);
@@ -261,18 +271,7 @@ void tr__refs_made(tr_rref *ref, const tr_value *value)
     lock(ref->rpc);
     tr_future *slot = tr__ref(tr__rref_value(ref->entry));
     unlock(ref->rpc);
-    if (!slot) return;
-    if (value) {
-        tr_value kept;
-        tr__rpc_inbound *texts;
-        if (tr__rpc_value_keep(value, &kept, &texts) == TR_OK) {
-            tr__future_finish(slot, &kept, texts);
-            tr__unref(slot);
-            return;
-        }
-    }
-    tr__future_fail(slot, tr__error_take());
-    tr__unref(slot);
+    if (slot) end_with(slot, value);
 }
 
 /* ---- Their values ------------------------------------------------------------------------------------------------ */
@@ -313,19 +312,7 @@ tr_status tr_rref_local(tr_rref *ref, tr_value *out)
 /* A value of ours that another future is to have, too. */
 static void copy_outcome(tr_future *slot, void *user)
 {
-    tr_future *f = user;
-    if (slot->failure) {
-        tr__fail_stored(slot->failure);
-        tr__future_fail(f, tr__error_take());
-    } else {
-        tr_value kept;
-        tr__rpc_inbound *texts;
-        if (tr__rpc_value_keep(&slot->value, &kept, &texts) == TR_OK)
-            tr__future_finish(f, &kept, texts);
-        else
-            tr__future_fail(f, tr__error_take());
-    }
-    tr__unref(f);
+    end_with(user, tr__fail_stored(slot->failure) == TR_OK ? &slot->value : NULL);
 }
 
 static tr_future *here(tr_rref *ref)

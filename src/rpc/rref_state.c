@@ -1,5 +1,7 @@
 #include "rpc/rref_state.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +14,8 @@ typedef struct fork_record {
 
 typedef struct fork_set {
     fork_record *at;
-    int count, room;
+    int count;
+    size_t room;
 } fork_set;
 
 struct tr__rref_entry {
@@ -38,7 +41,8 @@ typedef struct sent_message { /* not yet acknowledged */
 typedef struct seen_set {
     uint64_t next;
     uint64_t *above;
-    int count, room;
+    int count;
+    size_t room;
 } seen_set;
 
 typedef struct neighbour {
@@ -78,13 +82,7 @@ static int find_fork(const fork_set *s, tr__rref_number number)
 static bool add_fork(fork_set *s, fork_record record)
 {
     if (find_fork(s, record.number) >= 0) return true;
-    if (!s->at || s->count == s->room) {
-        int room = s->room ? 2 * s->room : 2;
-        fork_record *grown = realloc(s->at, (size_t)room * sizeof *grown);
-        if (!grown) return false;
-        s->at = grown;
-        s->room = room;
-    }
+    if (!tr__grow(&s->at, (size_t)s->count, &s->room, sizeof *s->at)) return false;
     s->at[s->count++] = record;
     return true;
 }
@@ -114,13 +112,7 @@ static bool has_seen(const seen_set *s, uint64_t number)
 static bool see(seen_set *s, uint64_t number)
 {
     if (number > s->next) {
-        if (s->count == s->room) {
-            int room = s->room ? 2 * s->room : 8;
-            uint64_t *grown = realloc(s->above, (size_t)room * sizeof *grown);
-            if (!grown) return false;
-            s->above = grown;
-            s->room = room;
-        }
+        if (!tr__grow(&s->above, (size_t)s->count, &s->room, sizeof *s->above)) return false;
         s->above[s->count++] = number;
         return true;
     }

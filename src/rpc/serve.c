@@ -72,14 +72,15 @@ static void count_out(tr_rpc *rpc, int times)
     look(rpc, true); /* what came while we were awake has rung no bell */
 }
 
-void tr__rpc_awake(tr_rpc *rpc)
+/* This thread looks for messages by itself, and does so no longer. In between no peer rings the bell, so it must not sleep. */
+static void wake_up(tr_rpc *rpc)
 {
     if (!watching.count) watching.rpc = rpc;
     if (watching.rpc == rpc) watching.count++;
     count_in(rpc, 1);
 }
 
-void tr__rpc_asleep(tr_rpc *rpc)
+static void fall_asleep(tr_rpc *rpc)
 {
     if (watching.rpc == rpc && watching.count) watching.count--;
     count_out(rpc, 1);
@@ -106,7 +107,7 @@ static void resume(tr_rpc *rpc, int times)
 static void stay_awake(tr_rpc *rpc)
 {
     if (own.stays_awake) return;
-    tr__rpc_awake(rpc);
+    wake_up(rpc);
     own.stays_awake = true;
 }
 
@@ -117,7 +118,7 @@ void tr__rpc_stay_awake(tr_rpc *rpc)
 
 static void end_stay_awake(tr_rpc *rpc)
 {
-    if (own.stays_awake) tr__rpc_asleep(rpc);
+    if (own.stays_awake) fall_asleep(rpc);
     own.stays_awake = false;
 }
 
@@ -138,8 +139,7 @@ static void read_links(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
-        if (link->rings && tr__rings_waiting(link)) tr__rings_read(rpc, link);
-        if (link->stream && tr__stream_waiting(link)) tr__stream_read(rpc, link);
+        if (link->driver && link->driver->waiting(link)) link->driver->read(rpc, link);
     }
 }
 
@@ -147,7 +147,7 @@ static bool anything(const tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
         const tr__rpc_link *link = &rpc->links[i];
-        if ((link->rings && tr__rings_waiting(link)) || (link->stream && tr__stream_waiting(link))) return true;
+        if (link->driver && link->driver->waiting(link)) return true;
     }
     return false;
 }
@@ -478,9 +478,9 @@ static void look_until(tr_rpc *rpc, bool (*over)(const void *what), const void *
 void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t deadline)
 {
     int64_t until = tr__now_ns() + WATCH_NS;
-    tr__rpc_awake(rpc);
+    wake_up(rpc);
     look_until(rpc, over, what, deadline < until ? deadline : until);
-    tr__rpc_asleep(rpc);
+    fall_asleep(rpc);
 }
 
 /* One at a time. */
@@ -543,20 +543,15 @@ void tr__rpc_wake_clock(tr_rpc *rpc)
 static bool flush_all(tr_rpc *rpc)
 {
     bool left = false;
-    for (int i = 0; i < rpc->world; i++) {
-        if (!rpc->links[i].rings) continue;
-        left |= tr__rings_flush(&rpc->links[i]);
-        tr__rings_trim(&rpc->links[i], tr__now_ns());
-    }
+    for (int i = 0; i < rpc->world; i++)
+        if (rpc->links[i].driver && rpc->links[i].driver->flush) left |= rpc->links[i].driver->flush(&rpc->links[i]);
     return left;
 }
 
 static void sleep_until(tr_rpc *rpc, int64_t until)
 {
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
     pthread_mutex_lock(&rpc->clock_lock);
-    if (!rpc->clock_rung && !atomic_load(&rpc->closing))
-        pthread_cond_timedwait(&rpc->clock_changed, &rpc->clock_lock, &deadline);
+    if (!rpc->clock_rung && !atomic_load(&rpc->closing)) tr__condition_wait(&rpc->clock_changed, &rpc->clock_lock, until);
     rpc->clock_rung = false;
     pthread_mutex_unlock(&rpc->clock_lock);
 }

@@ -161,7 +161,7 @@ static tr_status collect(outgoing *o, const tr__rpc_frame *frame, const tr__rpc_
     return TR_OK;
 }
 
-tr_status tr__stream_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
+static tr_status send_message(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
 {
     tr__rpc_stream *f = link->stream;
     outgoing o = {0};
@@ -198,12 +198,12 @@ void tr__stream_ready(tr__rpc_link *link, uint32_t events)
     if (events & ~(uint32_t)EPOLLOUT) atomic_store(&f->ready, true);
 }
 
-bool tr__stream_waiting(const tr__rpc_link *link)
+static bool waiting(const tr__rpc_link *link)
 {
     return atomic_load(&link->stream->ready) && atomic_load(&link->ending) < TR__RPC_DAMAGED;
 }
 
-bool tr__stream_cut(const tr__rpc_link *link, int64_t now, bool *pending)
+static bool is_cut(const tr__rpc_link *link, int64_t now, bool *pending)
 {
     int64_t ended = atomic_load(&link->stream->ended);
     *pending |= ended != 0;
@@ -280,7 +280,7 @@ static bool go_on(tr_rpc *rpc, tr__rpc_link *link)
     return true;
 }
 
-void tr__stream_read(tr_rpc *rpc, tr__rpc_link *link)
+static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
     atomic_store(&f->ready, false);
@@ -344,6 +344,7 @@ tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire)
     f->last = &f->first;
     pthread_mutex_init(&f->lock, NULL);
     link->stream = f;
+    link->driver = &tr__rpc_by_stream;
     if (!wire->tls && tr__raw_key(rpc->group)) TR__TRY(shake_hands(rpc, f));
     /* What has come already gives no event of its own. */
     atomic_store(&f->ready, true);
@@ -352,12 +353,12 @@ tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire)
     return tr__fail_errno(TR_IO, errno, "rpc: no epoll");
 }
 
-void tr__stream_refuse(tr__rpc_link *link)
+static void refuse(tr__rpc_link *link)
 {
     shutdown(link->stream->wire->socket, SHUT_RDWR);
 }
 
-void tr__stream_finish(tr__rpc_link *link)
+static void finish(tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
     int64_t deadline = tr__now_ns() + FINISH_MS * (int64_t)1000000;
@@ -370,10 +371,9 @@ void tr__stream_finish(tr__rpc_link *link)
     }
 }
 
-void tr__stream_free(tr__rpc_link *link)
+static void free_stream(tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
-    if (!f) return;
     for (chunk *c = f->first, *next; c; c = next) {
         next = c->next;
         free(c);
@@ -383,4 +383,8 @@ void tr__stream_free(tr__rpc_link *link)
     pthread_mutex_destroy(&f->lock);
     free(f);
     link->stream = NULL;
+    link->driver = NULL;
 }
+
+const tr__rpc_driver tr__rpc_by_stream = {.send = send_message, .waiting = waiting, .read = read_stream, .over = is_cut,
+    .how = TR__RPC_CUT, .refuse = refuse, .finish = finish, .free = free_stream};

@@ -114,14 +114,14 @@ static void read_stream(const uint8_t *bytes, size_t count)
     FUZZ_CHECK(tr__stream_open(&rpc, &links[1], &wire) == TR_OK);
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
     tr__stream_ready(&links[1], EPOLLIN);
-    tr__stream_read(&rpc, &links[1]);
+    links[1].driver->read(&rpc, &links[1]);
     for (tr__rpc_inbound *m = rpc.found, *next; m; m = next) {
         next = m->next;
         read_values(m->body, m->frame.body);
         tr__inbound_free(m);
     }
     close(ends[1]);
-    tr__stream_free(&links[1]);
+    links[1].driver->free(&links[1]);
     close(ends[0]);
     close(rpc.watch);
 }

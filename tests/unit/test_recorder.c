@@ -213,7 +213,7 @@ static void what_is_no_record_is_left_out(void **state)
     (void)state;
     tr__recorder *r = open_rank("world", 0, 2, "native", NULL);
     for (uint64_t n = 1; n <= 3; n++) make_call(r, n);
-    int fd;
+    int fd = -1;
     tr__record_header *h = open_own(&fd);
     tr__record_entry *entries = (tr__record_entry *)(h + 1);
     close(fd);

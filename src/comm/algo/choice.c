@@ -1,5 +1,6 @@
 #include "comm/algo/choice.h"
 
+#include "base/hash.h"
 #include "base/object.h"
 
 #include <inttypes.h>
@@ -40,12 +41,6 @@ static const char defaults[] =
     "barrier ranks 2- bytes 0- doubling;"
     "network latency_ns 20000 overhead_ns 2000 mbytes_per_s 1250 copy_mbytes_per_s 2500 fold_mbytes_per_s 10000;";
 
-static const char *const kinds[TR_COLLECTIVE_COUNT] = {
-#define ROW(name, text) [TR_##name] = text,
-    TR_COLLECTIVE_MAP(ROW)
-#undef ROW
-};
-
 static const struct {
     const char *name;
     int64_t least;
@@ -62,14 +57,7 @@ enum { ROW = 256, WORDS = 12 };
 static int find_kind(const char *name)
 {
     for (int kind = 0; kind < TR_COLLECTIVE_COUNT; kind++)
-        if (strcmp(kinds[kind], name) == 0) return kind;
-    return -1;
-}
-
-static int find_algorithm(const char *name)
-{
-    for (int algorithm = 0; algorithm < TR__ALGORITHM_COUNT; algorithm++)
-        if (strcmp(tr__algorithm_name(algorithm), name) == 0) return algorithm;
+        if (strcmp(tr__kind_name(kind), name) == 0) return kind;
     return -1;
 }
 
@@ -114,7 +102,7 @@ static tr_status read_choice(char *const *words, int count, const char *row, tr_
     if (count != 6 || strcmp(words[1], "ranks") != 0 || strcmp(words[3], "bytes") != 0)
         return tr__fail(TR_INVALID, "'%.80s' is no row of the table of algorithms; one is written 'all_reduce ranks 2-16 "
             "bytes 0-1M direct'", row);
-    int kind = find_kind(words[0]), algorithm = find_algorithm(words[5]);
+    int kind = find_kind(words[0]), algorithm = tr__algorithm_find(words[5]);
     if (kind < 0) return tr__fail(TR_INVALID, "'%.80s' is no row: there is no collective '%s'", row, words[0]);
     if (!read_span(words[2], INT_MAX, &from, &to))
         return tr__fail(TR_INVALID, "'%.80s' is no row: '%s' are no ranks; they are written 2-16, 17- or 4", row, words[2]);
@@ -262,7 +250,7 @@ char *tr__choice_text(const tr__choice_table *table, char text[TR__CHOICES_TEXT]
         char ranks[48], bytes[48];
         write_span(c->ranks_from, c->ranks_to, INT_MAX, ranks);
         write_span(c->bytes_from, c->bytes_to, INT64_MAX, bytes);
-        used += (size_t)snprintf(text + used, TR__CHOICES_TEXT - used, "%s ranks %s bytes %s %s\n", kinds[c->kind],
+        used += (size_t)snprintf(text + used, TR__CHOICES_TEXT - used, "%s ranks %s bytes %s %s\n", tr__kind_name(c->kind),
             ranks, bytes, tr__algorithm_name(c->algorithm));
     }
     used += (size_t)snprintf(text + used, TR__CHOICES_TEXT - used, "network");
@@ -273,16 +261,13 @@ char *tr__choice_text(const tr__choice_table *table, char text[TR__CHOICES_TEXT]
     return text;
 }
 
-/* FNV-1a. */
 uint64_t tr__choice_digest(const tr__choice_table *table)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
+    uint64_t hash = TR__HASH_BEGIN;
     for (int i = 0; i < table->count; i++) {
         const tr__choice *c = &table->rows[i];
         const int64_t numbers[] = {c->kind, c->algorithm, c->ranks_from, c->ranks_to, c->bytes_from, c->bytes_to};
-        for (size_t n = 0; n < sizeof numbers / sizeof *numbers; n++)
-            for (int shift = 0; shift < 64; shift += 8)
-                hash = (hash ^ ((uint64_t)numbers[n] >> shift & 255)) * 0x100000001b3u;
+        hash = tr__hash(hash, numbers, sizeof numbers);
     }
     return hash;
 }

@@ -1,5 +1,7 @@
 #include "comm/algo/schedule.h"
 
+#include <string.h>
+
 static const char *const names[TR__ALGORITHM_COUNT] = {
 #define ROW(name, text) [TR__##name] = text,
     TR__ALGORITHM_MAP(ROW)
@@ -9,6 +11,23 @@ static const char *const names[TR__ALGORITHM_COUNT] = {
 const char *tr__algorithm_name(tr__algorithm algorithm)
 {
     return (unsigned)algorithm < TR__ALGORITHM_COUNT ? names[algorithm] : "no algorithm";
+}
+
+const char *tr__kind_name(tr_collective_kind kind)
+{
+    static const char *const kinds[TR_COLLECTIVE_COUNT] = {
+#define ROW(name, text) [TR_##name] = text,
+        TR_COLLECTIVE_MAP(ROW)
+#undef ROW
+    };
+    return kinds[kind];
+}
+
+int tr__algorithm_find(const char *name)
+{
+    int algorithm = TR__ALGORITHM_COUNT - 1;
+    while (algorithm >= 0 && strcmp(tr__algorithm_name(algorithm), name) != 0) algorithm--;
+    return algorithm;
 }
 
 /* ---- Parts ------------------------------------------------------------------------------------------------------- */

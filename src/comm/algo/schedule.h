@@ -35,6 +35,10 @@ typedef enum tr__algorithm {
 } tr__algorithm;
 
 const char *tr__algorithm_name(tr__algorithm algorithm);
+/* "all_reduce": of one of the enum's. */
+const char *tr__kind_name(tr_collective_kind kind);
+/* -1: there is none of that name. */
+int tr__algorithm_find(const char *name);
 
 typedef struct tr__schedule {
     tr_collective_kind kind;
@@ -106,9 +110,9 @@ static inline bool tr__run_one(tr__cursor *c)
     return tr__run(c, 1, &index);
 }
 
-static inline int tr__wrap(int64_t rank, int world_size)
+static inline int tr__wrap(int64_t place, int world_size)
 {
-    int64_t rest = rank % world_size;
+    int64_t rest = place % world_size;
     return (int)(rest < 0 ? rest + world_size : rest);
 }
 

@@ -12,6 +12,11 @@ typedef struct tr__range {
     int64_t begin, end;
 } tr__range;
 
+static inline int64_t tr__length(tr__range range)
+{
+    return range.end - range.begin;
+}
+
 /* The part of count elements that falls to `index` of `parts`. Parts follow each other, cover all, and differ by at
  * most one cache line; they are cut at cache lines, so that two ranks never write to one line of a buffer that
  * begins at one. */

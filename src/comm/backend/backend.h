@@ -24,7 +24,6 @@ typedef struct tr__member {
     const char *transport, *address, *algorithms; /* as in tr_join_options; during join only */
     bool encrypt;           /* connections to other hosts go through TLS */
     uint64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
-    const tr__backend *behind; /* whose calls the checking backend compares */
     void **part; /* what split() gave this rank in the group around this one: join() may take it, and then sets it to NULL.
                     NULL: there is nothing */
 } tr__member;
@@ -57,7 +56,7 @@ struct tr__backend {
     tr_device_kind memory; /* whose buffers it takes, beside the host's; TR_CPU: no others, the group stages them */
 };
 
-extern const tr__backend tr__native_backend, tr__checked_backend;
+extern const tr__backend tr__native_backend;
 
 /* The native backend's transports; NULL: it has none of the kind. */
 struct tr__shm;

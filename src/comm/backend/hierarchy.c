@@ -71,19 +71,10 @@ tr__range tr__hierarchy_share(const tr__hierarchy_call *k, int rails, int64_t co
     tr__hierarchy *h = k->h;
     for (int place = 0; place < tr__hosts_size(&h->hosts, h->host); place++) {
         tr__range share = place < rails ? tr__slice(count, k->size, rails, place) : (tr__range){count, count};
-        h->counts[place] = share.end - share.begin;
+        h->counts[place] = tr__length(share);
         h->offsets[place] = share.begin;
     }
     return (tr__range){h->offsets[h->place], h->offsets[h->place] + h->counts[h->place]};
-}
-
-tr_status tr__hierarchy_lend(tr__memory *memory, size_t bytes)
-{
-    if (bytes <= memory->bytes) return TR_OK;
-    free(memory->at);
-    memory->at = malloc(bytes);
-    memory->bytes = memory->at ? bytes : 0;
-    return memory->at ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %zu bytes on their way", bytes);
 }
 
 /* ---- The call ---------------------------------------------------------------------------------------------------- */
@@ -105,7 +96,7 @@ static tr_status reduce_wide(tr__hierarchy_call *k, const tr_collective *given)
     int world = h->hosts.world_size;
     int64_t in_count = given->count * (given->kind == TR_REDUCE_SCATTER ? world : 1);
     k->size = tr_dtype_size(folded->dtype);
-    TR__TRY(tr__hierarchy_lend(&h->wide, (size_t)(in_count + given->count) * k->size));
+    TR__TRY(tr__memory_need(&h->wide, (size_t)(in_count + given->count) * k->size));
     folded->in = h->wide.at;
     folded->out = given->out ? tr__hierarchy_at(k, h->wide.at, in_count) : NULL;
     tr__widen(given->dtype, given->op, given->in, h->wide.at, in_count);

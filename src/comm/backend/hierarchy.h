@@ -7,6 +7,7 @@
 #define TR_COMM_BACKEND_HIERARCHY_H
 
 #include "comm/algo/hosts.h"
+#include "comm/memory.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 
@@ -20,11 +21,6 @@ void tr__hierarchy_free(tr__hierarchy *h);
 /* ---- Between its files ------------------------------------------------------------------------------------------- */
 
 enum { TR__RAIL_BYTES = 64 << 10 }; /* a call below goes through one rank of each host */
-
-typedef struct tr__memory {
-    char *at;
-    size_t bytes;
-} tr__memory;
 
 struct tr__hierarchy {
     tr__hosts hosts;
@@ -61,8 +57,6 @@ int tr__hierarchy_leader(const tr__hierarchy_call *k);
 int tr__hierarchy_rails(const tr__hierarchy_call *k, int64_t bytes, bool whole_blocks);
 /* Shares count elements out among the rails: h->counts and h->offsets of the ranks of this host. Returns our share. */
 tr__range tr__hierarchy_share(const tr__hierarchy_call *k, int rails, int64_t count);
-/* Memory for this call; what it held is lost. */
-tr_status tr__hierarchy_lend(tr__memory *memory, size_t bytes);
 
 static inline char *tr__hierarchy_at(const tr__hierarchy_call *k, const void *buffer, int64_t element)
 {

@@ -31,7 +31,7 @@ static tr_status broadcast(const tr__hierarchy_call *k)
     whole.root = leader;
     if (h->host == root_host) TR__TRY(tr__hierarchy_within(k, whole));
     tr__range share = tr__hierarchy_share(k, rails, c->count);
-    int64_t count = share.end - share.begin;
+    int64_t count = tr__length(share);
     void *mine = tr__hierarchy_at(k, c->out, share.begin);
     if (count)
         TR__TRY(tr__hierarchy_rail(k,
@@ -43,25 +43,21 @@ static tr_status broadcast(const tr__hierarchy_call *k)
 
 /* ---- all_gather -------------------------------------------------------------------------------------------------- */
 
-static int64_t length(tr__range r)
-{
-    return r.end - r.begin;
-}
-
 static int64_t all_elements(const tr__hierarchy_call *k)
 {
     int64_t all = 0;
-    for (int rank = 0; rank < k->h->hosts.world_size; rank++) all += length(tr__collective_out(k->c, rank));
+    for (int rank = 0; rank < k->h->hosts.world_size; rank++) all += tr__length(tr__collective_out(k->c, rank));
     return all;
 }
 
-/* Blocks of the output, of the ranks in a list: counts and offsets of a part. */
-static void list_blocks(const tr__hierarchy_call *k, const int *ranks, int count)
+/* Blocks of the output, or of the input, of the ranks in a list: counts and offsets of a part. */
+static void list_blocks(const tr__hierarchy_call *k, const int *ranks, int count, bool out)
 {
+    int64_t *counts = out ? k->h->counts : k->h->more_counts, *offsets = out ? k->h->offsets : k->h->more_offsets;
     for (int i = 0; i < count; i++) {
-        tr__range block = tr__collective_out(k->c, ranks[i]);
-        k->h->counts[i] = length(block);
-        k->h->offsets[i] = block.begin;
+        tr__range block = out ? tr__collective_out(k->c, ranks[i]) : tr__collective_in(k->c, ranks[i]);
+        counts[i] = tr__length(block);
+        offsets[i] = block.begin;
     }
 }
 
@@ -71,12 +67,12 @@ static tr_status all_gather_by_rails(const tr__hierarchy_call *k)
     tr__hierarchy *h = k->h;
     const tr__hosts *hosts = &h->hosts;
     for (int host = 0; host < hosts->count; host++) h->subset[host] = tr__hosts_ranks(hosts, host)[h->place];
-    list_blocks(k, h->subset, hosts->count);
+    list_blocks(k, h->subset, hosts->count, true);
     tr_collective part = {.kind = TR_ALL_GATHER_V, .in = c->in, .out = c->out, .count = c->count,
         .out_counts = h->counts, .out_offsets = h->offsets};
     TR__TRY(tr__hierarchy_rail(k, part));
     for (int host = 0; host < hosts->count; host++) {
-        list_blocks(k, tr__hosts_ranks(hosts, host), hosts->least);
+        list_blocks(k, tr__hosts_ranks(hosts, host), hosts->least, true);
         part.count = h->counts[h->place];
         part.in = tr__hierarchy_at(k, c->out, h->offsets[h->place]);
         TR__TRY(tr__hierarchy_within(k, part));
@@ -105,7 +101,7 @@ static void list_packed(const tr__hierarchy_call *k)
     for (int i = 0; i < h->hosts.world_size; i++) {
         int rank = h->hosts.ranks[i];
         h->offsets[i] = at;
-        h->counts[i] = length(tr__collective_out(k->c, rank));
+        h->counts[i] = tr__length(tr__collective_out(k->c, rank));
         at += h->counts[i];
     }
     for (int host = 0; host < h->hosts.count; host++) {
@@ -120,9 +116,9 @@ static void unpack(const tr__hierarchy_call *k, const char *packed)
     const tr__hierarchy *h = k->h;
     for (int i = 0; i < h->hosts.world_size; i++) {
         tr__range block = tr__collective_out(k->c, h->hosts.ranks[i]);
-        if (!length(block)) continue;
+        if (!tr__length(block)) continue;
         memcpy(tr__hierarchy_at(k, k->c->out, block.begin), tr__hierarchy_at(k, packed, h->offsets[i]),
-            (size_t)length(block) * k->size);
+            (size_t)tr__length(block) * k->size);
     }
 }
 
@@ -132,7 +128,7 @@ static tr_status all_gather_by_leaders(const tr__hierarchy_call *k)
     tr__hierarchy *h = k->h;
     int64_t all = all_elements(k);
     bool ordered = in_order(k);
-    if (!ordered) TR__TRY(tr__hierarchy_lend(&h->packed, (size_t)all * k->size));
+    if (!ordered) TR__TRY(tr__memory_need(&h->packed, (size_t)all * k->size));
     char *packed = ordered ? tr__hierarchy_at(k, c->out, tr__collective_out(c, h->hosts.ranks[0]).begin) : h->packed.at;
     list_packed(k);
     const int64_t *counts = h->counts + h->hosts.first[h->host], *offsets = h->offsets + h->hosts.first[h->host];
@@ -166,23 +162,12 @@ static int make_remote_subset(const tr__hierarchy_call *k)
     return count;
 }
 
-/* Blocks that the ranks of a list get from our input. */
-static void list_in_blocks(const tr__hierarchy_call *k, const int *ranks, int count)
-{
-    for (int i = 0; i < count; i++) {
-        tr__range block = tr__collective_in(k->c, ranks[i]);
-        k->h->more_counts[i] = length(block);
-        k->h->more_offsets[i] = block.begin;
-    }
-}
-
 /* `part` is a gather_v or scatter_v, complete but for its blocks. */
 static tr_status to_and_from_root(const tr__hierarchy_call *k, tr_collective part)
 {
     tr__hierarchy *h = k->h;
     const tr__hosts *hosts = &h->hosts;
     bool root = h->rank == k->c->root, gathers = part.kind == TR_GATHER_V;
-    void (*list)(const tr__hierarchy_call *, const int *, int) = gathers ? list_blocks : list_in_blocks;
     if (root && gathers) {
         part.out_counts = h->counts;
         part.out_offsets = h->offsets;
@@ -192,13 +177,13 @@ static tr_status to_and_from_root(const tr__hierarchy_call *k, tr_collective par
     }
     if (h->host == hosts->host[k->c->root]) {
         part.root = hosts->place[k->c->root];
-        if (root) list(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
+        if (root) list_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host), gathers);
         TR__TRY(tr__hierarchy_within(k, part));
         if (!root) return TR_OK;
     }
     int members = make_remote_subset(k);
     part.root = 0;
-    if (root) list(k, h->subset, members);
+    if (root) list_blocks(k, h->subset, members, gathers);
     return tr__hierarchy_across(k, part, members);
 }
 
@@ -214,16 +199,14 @@ static tr_status all_to_all(const tr__hierarchy_call *k)
         .in_offsets = h->more_offsets, .out_counts = h->counts, .out_offsets = h->offsets};
     if (c->in == c->out && c->in) { /* the blocks are overwritten in an order of their own */
         size_t bytes = (size_t)(c->count * hosts->world_size) * k->size;
-        TR__TRY(tr__hierarchy_lend(&h->packed, bytes));
+        TR__TRY(tr__memory_need(&h->packed, bytes));
         if (bytes) memcpy(h->packed.at, c->in, bytes);
         part.in = h->packed.at;
     }
-    list_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
-    list_in_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host));
+    for (int out = 0; out < 2; out++) list_blocks(k, tr__hosts_ranks(hosts, h->host), tr__hosts_size(hosts, h->host), out);
     TR__TRY(tr__hierarchy_within(k, part));
     for (int rank = 0; rank < hosts->world_size; rank++) h->subset[rank] = rank;
-    list_blocks(k, h->subset, hosts->world_size);
-    list_in_blocks(k, h->subset, hosts->world_size);
+    for (int out = 0; out < 2; out++) list_blocks(k, h->subset, hosts->world_size, out);
     return tr__hierarchy_across(k, part, hosts->world_size);
 }
 

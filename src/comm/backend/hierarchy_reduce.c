@@ -19,7 +19,7 @@ static tr_status fold_shares(const tr__hierarchy_call *k, tr__range share, void 
 {
     const tr_collective *c = k->c;
     return tr__hierarchy_within(k, (tr_collective){.kind = TR_REDUCE_SCATTER, .in = c->in, .out = mine, .op = c->op,
-        .count = share.end - share.begin, .in_counts = k->h->counts, .in_offsets = k->h->offsets});
+        .count = tr__length(share), .in_counts = k->h->counts, .in_offsets = k->h->offsets});
 }
 
 /* Folds all within the host; its leader has the result. */
@@ -55,7 +55,7 @@ static tr_status all_reduce(const tr__hierarchy_call *k)
     int rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
     if (rails == 1) return all_reduce_by_leaders(k);
     tr__range share = tr__hierarchy_share(k, rails, c->count);
-    int64_t count = share.end - share.begin;
+    int64_t count = tr__length(share);
     void *mine = tr__hierarchy_at(k, c->out, share.begin);
     TR__TRY(fold_shares(k, share, mine));
     if (count)
@@ -75,7 +75,7 @@ static tr_status reduce_by_leaders(const tr__hierarchy_call *k)
     char *mine = c->out;
     bool leads = h->place == tr__hierarchy_leader(k);
     if (leads && h->rank != c->root) {
-        TR__TRY(tr__hierarchy_lend(&k->h->partial, tr__collective_bytes(c)));
+        TR__TRY(tr__memory_need(&k->h->partial, tr__collective_bytes(c)));
         mine = h->partial.at;
     }
     TR__TRY(fold_all(k, c->count, mine));
@@ -93,8 +93,8 @@ static tr_status reduce(const tr__hierarchy_call *k)
     int root_host = h->hosts.host[c->root], rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
     if (rails == 1) return reduce_by_leaders(k);
     tr__range share = tr__hierarchy_share(k, rails, c->count);
-    int64_t count = share.end - share.begin;
-    TR__TRY(tr__hierarchy_lend(&k->h->partial, (size_t)count * k->size));
+    int64_t count = tr__length(share);
+    TR__TRY(tr__memory_need(&k->h->partial, (size_t)count * k->size));
     char *mine = h->partial.at;
     TR__TRY(fold_shares(k, share, mine));
     if (count)
@@ -129,8 +129,8 @@ static tr_status reduce_scatter_by_leaders(const tr__hierarchy_call *k)
     size_t packed = (size_t)(most * hosts->count) * k->size;
     char *sum = NULL;
     if (leads) {
-        TR__TRY(tr__hierarchy_lend(&k->h->partial, (size_t)(all + most) * k->size));
-        TR__TRY(tr__hierarchy_lend(&k->h->packed, packed));
+        TR__TRY(tr__memory_need(&k->h->partial, (size_t)(all + most) * k->size));
+        TR__TRY(tr__memory_need(&k->h->packed, packed));
         sum = tr__hierarchy_at(k, k->h->partial.at, all);
     }
     TR__TRY(fold_all(k, all, k->h->partial.at));
@@ -152,7 +152,7 @@ static tr_status reduce_scatter(const tr__hierarchy_call *k)
     const tr__hosts *hosts = &h->hosts;
     if (tr__hierarchy_rails(k, c->count * hosts->world_size * (int64_t)k->size, true) == 1)
         return reduce_scatter_by_leaders(k);
-    TR__TRY(tr__hierarchy_lend(&h->partial, tr__collective_bytes(c) * (size_t)hosts->count));
+    TR__TRY(tr__memory_need(&h->partial, tr__collective_bytes(c) * (size_t)hosts->count));
     for (int host = 0; host < hosts->count; host++) {
         for (int place = 0; place < hosts->least; place++) {
             h->counts[place] = c->count;

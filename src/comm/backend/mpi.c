@@ -6,10 +6,12 @@
 #include "comm/backend/mpi.h"
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "comm/backend/mpi_group.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
 
@@ -68,8 +70,8 @@ static tr_status read_numbers(const tr__mpi_group *g, const tr__endpoint_record 
 /* Communicators of these ranks. Joins of several groups may be under way in several threads: the tag keeps them apart. */
 static tr_status make_communicators(tr__mpi_group *g, const int *in_world)
 {
-    uint64_t hash = 0xcbf29ce484222325 ^ (uint64_t)g->base.meeting.generation;
-    for (const char *c = g->base.member.group; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x100000001b3;
+    const char *name = g->base.member.group;
+    uint64_t hash = tr__hash(TR__HASH_BEGIN ^ (uint64_t)g->base.meeting.generation, name, strlen(name));
     MPI_Group all, ranks;
     TR__MPI_TRY(MPI_Comm_group, g->library->world, &all);
     TR__MPI_TRY(MPI_Group_incl, all, g->base.member.world_size, in_world, &ranks);
@@ -117,7 +119,7 @@ static void close_group(tr__polled *p)
     if (!stuck) {
         if (g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);
         if (g->beside != MPI_COMM_NULL) MPI_Comm_free(&g->beside);
-        free(g->scratch);
+        free(g->scratch.at);
     }
     free(g->requests);
     free(g->transfers);

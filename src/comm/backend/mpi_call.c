@@ -55,16 +55,6 @@ static const char *at(const call *k, const void *base, int64_t element)
     return (const char *)base + (size_t)element * k->size;
 }
 
-static tr_status need_scratch(tr__mpi_group *g, size_t bytes)
-{
-    if (g->scratch_bytes >= bytes) return TR_OK;
-    void *more = realloc(g->scratch, bytes);
-    if (!more) return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes in between", bytes);
-    g->scratch = more;
-    g->scratch_bytes = bytes;
-    return TR_OK;
-}
-
 /* ---- Reductions -------------------------------------------------------------------------------------------------- */
 
 static MPI_Op op_of(const call *k, tr_dtype wide)
@@ -104,8 +94,8 @@ static tr_status reduce_staged(const call *k, int64_t begin, int64_t count, tr_d
     const tr_collective *c = k->c;
     int blocks = c->kind == TR_REDUCE_SCATTER ? k->ranks : 1;
     size_t bytes = (size_t)count * tr_dtype_size(wide);
-    TR__TRY(need_scratch(k->g, bytes * (size_t)(blocks + 1)));
-    char *in = k->g->scratch, *out = in + bytes * (size_t)blocks;
+    TR__TRY(tr__memory_need(&k->g->scratch, bytes * (size_t)(blocks + 1)));
+    char *in = k->g->scratch.at, *out = in + bytes * (size_t)blocks;
     for (int b = 0; b < blocks; b++)
         tr__widen(c->dtype, c->op, at(k, c->in, b * c->count + begin), in + bytes * (size_t)b, count);
     bool gets = tr__collective_gets(c, k->rank);
@@ -189,21 +179,6 @@ static tr_status wait_batch(const call *k, batch *b)
 
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
-static int64_t length(tr__range r)
-{
-    return r.end - r.begin;
-}
-
-static void copy_own_block(const call *k)
-{
-    const tr_collective *c = k->c;
-    if (!tr__collective_gives(c, k->rank) || !tr__collective_gets(c, k->rank)) return;
-    tr__range in = tr__collective_in(c, k->rank), out = tr__collective_out(c, k->rank);
-    void *to = (void *)at(k, c->out, out.begin);
-    const void *from = at(k, c->in, in.begin);
-    if (to != from && length(out) > 0) memmove(to, from, (size_t)length(out) * k->size);
-}
-
 static bool concerns(const call *k, int peer, bool send)
 {
     const tr_collective *c = k->c;
@@ -218,11 +193,11 @@ static tr_status post_blocks(const call *k, batch *b)
         int from = (k->rank - step + k->ranks) % k->ranks, to = (k->rank + step) % k->ranks;
         if (concerns(k, from, false)) {
             tr__range r = tr__collective_out(c, from);
-            TR__TRY(post(k, false, at(k, c->out, r.begin), length(r), from, b));
+            TR__TRY(post(k, false, at(k, c->out, r.begin), tr__length(r), from, b));
         }
         if (concerns(k, to, true)) {
             tr__range r = tr__collective_in(c, to);
-            TR__TRY(post(k, true, at(k, c->in, r.begin), length(r), to, b));
+            TR__TRY(post(k, true, at(k, c->in, r.begin), tr__length(r), to, b));
         }
     }
     return TR_OK;
@@ -232,8 +207,8 @@ static int64_t requests_for_blocks(const call *k)
 {
     int64_t count = 0;
     for (int peer = 0; peer < k->ranks; peer++) {
-        if (concerns(k, peer, false)) count += pieces_of(k, length(tr__collective_out(k->c, peer))) + 1;
-        if (concerns(k, peer, true)) count += pieces_of(k, length(tr__collective_in(k->c, peer))) + 1;
+        if (concerns(k, peer, false)) count += pieces_of(k, tr__length(tr__collective_out(k->c, peer))) + 1;
+        if (concerns(k, peer, true)) count += pieces_of(k, tr__length(tr__collective_in(k->c, peer))) + 1;
     }
     return count;
 }
@@ -243,7 +218,7 @@ static tr_status move_blocks(const call *k)
 {
     batch b;
     TR__TRY(open_batch(&b, requests_for_blocks(k) + 1));
-    copy_own_block(k);
+    tr__collective_keep_own(k->c, k->rank, false);
     tr_status status = post_blocks(k, &b);
     if (status == TR_OK) status = wait_batch(k, &b);
     free(b.requests);
@@ -287,10 +262,10 @@ static tr_status broadcast(const call *k)
 static tr_status move_from_copy(const call *k)
 {
     size_t bytes = tr__collective_bytes(k->c) * (size_t)k->ranks;
-    TR__TRY(need_scratch(k->g, bytes));
-    memcpy(k->g->scratch, k->c->in, bytes);
+    TR__TRY(tr__memory_need(&k->g->scratch, bytes));
+    memcpy(k->g->scratch.at, k->c->in, bytes);
     tr_collective copied = *k->c;
-    copied.in = k->g->scratch;
+    copied.in = k->g->scratch.at;
     call with_copy = *k;
     with_copy.c = &copied;
     return move_blocks(&with_copy);

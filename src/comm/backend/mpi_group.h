@@ -7,6 +7,7 @@
 #include "comm/backend/mpi_library.h"
 #include "comm/backend/polled.h"
 #include "comm/collective.h"
+#include "comm/memory.h"
 
 /* MPI counts in int, so long buffers go in pieces; tests have short ones. */
 #ifndef TR__MPI_PIECE_BYTES
@@ -24,8 +25,7 @@ typedef struct tr__mpi_group {
     const tr__mpi_library *library;
     MPI_Comm comm;         /* of the collectives; MPI_COMM_NULL in a world of one */
     MPI_Comm beside;       /* of sends and receives, whose tags are the program's */
-    void *scratch;         /* for reductions in another type, and of blocks that must lie together */
-    size_t scratch_bytes;
+    tr__memory scratch;    /* for reductions in another type, and of blocks that must lie together */
     atomic_bool stuck;     /* MPI goes on with what was given up, and holds on to communicators and memory */
 
     /* The pieces of sends and receives that are under way. */

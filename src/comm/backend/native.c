@@ -175,13 +175,11 @@ static void close_transports(native *n)
 /* Frees all; the failure that the thread has just made stays its latest. */
 static void give_up(native *n, tr_status status)
 {
-    tr__error *why = tr__error_take();
+    TR__KEEP_ERROR;
     if (n->meeting.member) tr__rendezvous_give_up(&n->meeting, status);
     close_transports(n);
     if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting);
     free(n);
-    tr__fail_stored(why);
-    tr__error_unref(why);
 }
 
 /* ---- A group within another -------------------------------------------------------------------------------------- */

@@ -31,13 +31,11 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
 {
     char key[KEY], text[REASON];
     if (status == TR_PEER) return; /* which is another rank's to tell */
-    tr__error *why = tr__error_take();
+    TR__KEEP_ERROR;
     int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
     size_t bytes = length < REASON ? (size_t)length : REASON - 1;
     /* when that fails, too, NCCL's word must do */
     (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes);
-    tr__fail_stored(why);
-    tr__error_unref(why);
 }
 
 /* NCCL knows only that another rank has failed; the store may know which, and why. */
@@ -89,7 +87,7 @@ static tr_status wait_for_stream(tr__nccl_group *g)
 
 /* ---- Types ------------------------------------------------------------------------------------------------------- */
 
-ncclDataType_t tr__nccl_type(tr_dtype dtype)
+static ncclDataType_t type_of(tr_dtype dtype)
 {
     static const ncclDataType_t types[TR_DTYPE_COUNT] = {
         [TR_F32] = ncclFloat32, [TR_F64] = ncclFloat64, [TR_F16] = ncclFloat16, [TR_BF16] = ncclBfloat16,
@@ -118,17 +116,17 @@ static bool op_of(const tr_collective *c, ncclRedOp_t *op)
 static tr_status post_blocks(tr__nccl_group *g, const tr_collective *c)
 {
     size_t size = tr_dtype_size(c->dtype);
-    ncclDataType_t type = tr__nccl_type(c->dtype);
+    ncclDataType_t type = type_of(c->dtype);
     int self = g->base.member.rank;
     for (int peer = 0; peer < g->base.member.world_size; peer++) {
         if (tr__collective_gives(c, self) && tr__collective_gets(c, peer)) {
             tr__range r = tr__collective_in(c, peer);
             TR__NCCL_TRY(g->l, g->comm, ncclSend, (const char *)c->in + (size_t)r.begin * size,
-                (size_t)(r.end - r.begin), type, peer, g->comm, g->handle);
+                (size_t)tr__length(r), type, peer, g->comm, g->handle);
         }
         if (tr__collective_gives(c, peer) && tr__collective_gets(c, self)) {
             tr__range r = tr__collective_out(c, peer);
-            TR__NCCL_TRY(g->l, g->comm, ncclRecv, (char *)c->out + (size_t)r.begin * size, (size_t)(r.end - r.begin),
+            TR__NCCL_TRY(g->l, g->comm, ncclRecv, (char *)c->out + (size_t)r.begin * size, (size_t)tr__length(r),
                 type, peer, g->comm, g->handle);
         }
     }
@@ -141,11 +139,7 @@ static tr_status move_blocks(tr__nccl_group *g, const tr_collective *c)
     tr_status status = post_blocks(g, c);
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     ncclResult_t ended = g->l->ncclGroupEnd();
-    if (why) {
-        tr__fail_stored(why);
-        tr__error_unref(why);
-        return status;
-    }
+    if (why) return tr__error_restore(why);
     return ended == ncclSuccess || ended == ncclInProgress ? TR_OK
                                                            : tr__nccl_fail(g->l, ended, g->comm, "ncclGroupEnd");
 }
@@ -155,7 +149,7 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
 {
     const tr__nccl_library *l = g->l;
     size_t n = (size_t)c->count;
-    ncclDataType_t type = tr__nccl_type(c->dtype);
+    ncclDataType_t type = type_of(c->dtype);
     switch (c->kind) {
     case TR_ALL_REDUCE:
         TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->handle);
@@ -220,22 +214,15 @@ tr_status tr__nccl_ready(const tr__nccl_group *g, const tr_collective *c, tr_dev
 
 /* ---- Running one ------------------------------------------------------------------------------------------------- */
 
-static size_t extent(const tr__nccl_group *g, const tr_collective *c, tr__range (*block)(const tr_collective *, int))
-{
-    int64_t end = 0;
-    for (int rank = 0; rank < g->base.member.world_size; rank++)
-        if (block(c, rank).end > end) end = block(c, rank).end;
-    return (size_t)end * tr_dtype_size(c->dtype);
-}
-
 /* The bytes between the blocks of a _V kind's result go to the GPU as well, as they must come back as they were. */
 static tr_status run_staged(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op, tr__nccl_buffer *in,
     tr__nccl_buffer *out)
 {
     tr_collective d = *c;
-    int self = g->base.member.rank;
-    size_t in_bytes = tr__collective_gives(c, self) ? extent(g, c, tr__collective_in) : 0;
-    size_t out_bytes = tr__collective_gets(c, self) ? extent(g, c, tr__collective_out) : 0;
+    int self = g->base.member.rank, world = g->base.member.world_size;
+    size_t size = tr_dtype_size(c->dtype);
+    size_t in_bytes = tr__collective_gives(c, self) ? (size_t)tr__collective_extent(c, world, false) * size : 0;
+    size_t out_bytes = tr__collective_gets(c, self) ? (size_t)tr__collective_extent(c, world, true) * size : 0;
     TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->in, in_bytes, true, in));
     TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->out, out_bytes, tr__kind_of(c->kind)->variable, out));
     d.in = in->at;
@@ -383,7 +370,7 @@ static tr_status make_comm(tr__nccl_group *g)
     } else {
         TR__TRY(share_id(g, &id));
     }
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    tr__polled_begin_to_wait(&g->base, 0, m->timeout_ms);
     if (!g->comm) TR__TRY(tr__nccl_comm_new(g, &id, m->rank, m->world_size, &g->comm));
     return wait_for_comm(g, g->comm);
 }
@@ -429,7 +416,7 @@ static tr_status split(void *state, int color, int key, int timeout_ms, void **p
     ncclComm_t made = NULL;
     *part = NULL;
     if (m->world_size == 1 || !g->l->ncclCommSplit) return TR_OK;
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, timeout_ms);
+    tr__polled_begin_to_wait(&g->base, 0, timeout_ms);
     tr_status status = split_comm(g, color, key, &made);
     if (status == TR_OK) {
         *part = made;
@@ -461,7 +448,7 @@ static ncclComm_t *comm_of(tr__nccl_group *g, int i)
 static tr_status finalize(tr__nccl_group *g, int comms)
 {
     const tr__member *m = &g->base.member;
-    tr__late_start(&g->base.late, m, g->base.meeting.generation, 0, m->timeout_ms);
+    tr__polled_begin_to_wait(&g->base, 0, m->timeout_ms);
     for (int i = 0; i < comms; i++)
         if (*comm_of(g, i)) TR__NCCL_TRY(g->l, *comm_of(g, i), ncclCommFinalize, *comm_of(g, i));
     for (int i = 0; i < comms; i++)

@@ -49,7 +49,6 @@ typedef struct tr__nccl_group {
     tr__nccl_lane *lanes;         /* [2 * world_size]: to each rank, then from each */
 } tr__nccl_group;
 
-ncclDataType_t tr__nccl_type(tr_dtype dtype);
 /* Does NCCL go on with what it was given? Fails when the communicator did. */
 tr_status tr__nccl_check(const tr__nccl_group *group, ncclComm_t comm, bool *under_way);
 /* Before communicators are aborted: tells the other ranks why, by the store, unless the thread's latest failure is

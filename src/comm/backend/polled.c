@@ -4,8 +4,11 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/collective.h"
+#include "net/store/store.h"
 
+#include <inttypes.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -41,12 +44,80 @@ static tr_status check_sound(tr__polled *p)
 /* Says which call it was that failed. */
 static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequence, tr_status status)
 {
-    tr__signature call;
     char text[TR__CALL_TEXT];
-    tr__signature_of(c, p->member.world_size, sequence, &call);
-    tr__fail_context(status, "group '%s': %s", p->member.group, tr__signature_text(&call, text));
+    tr__fail_context(status, "group '%s': %s", p->member.group, tr__collective_text(c, p->member.world_size, sequence, text));
     if (status != TR_UNSUPPORTED) break_group(p);
     return status;
+}
+
+/* ---- Who is late ------------------------------------------------------------------------------------------------- */
+
+enum { KEY = 200, NAMED = 6 };
+
+void tr__polled_begin_to_wait(tr__polled *p, uint64_t sequence, int timeout_ms)
+{
+    tr__late *l = &p->late;
+    int64_t half = timeout_ms / 2 < p->member.report_ms ? timeout_ms / 2 : p->member.report_ms;
+    *l = (tr__late){.sequence = sequence, .begin = tr__now_ns()};
+    l->deadline = l->begin + (int64_t)timeout_ms * 1000000;
+    l->note = l->begin + half * 1000000;
+    l->look = l->begin + (int64_t)timeout_ms * 875000; /* before the first to time out can take the store along */
+}
+
+static char *late_key(const tr__polled *p, int rank, char key[KEY])
+{
+    snprintf(key, KEY, "group/%s/waits/%ld/%d", p->member.group, p->meeting.generation, rank);
+    return key;
+}
+
+/* What fails with the store here is nobody's concern. */
+static void note_wait(const tr__polled *p)
+{
+    const tr__late *l = &p->late;
+    char key[KEY], number[24];
+    int length = snprintf(number, sizeof number, "%" PRIu64, l->sequence);
+    tr_status status = tr_store_set(p->member.store, late_key(p, p->member.rank, key), number, (size_t)length);
+    (void)status;
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %.3g s in collective #%" PRIu64, p->member.group,
+        p->member.rank, (double)(tr__now_ns() - l->begin) / 1e9, l->sequence);
+}
+
+static bool is_late(const tr__polled *p, int rank)
+{
+    char key[KEY];
+    void *value = NULL;
+    size_t bytes;
+    tr_status status = tr__store_get(p->member.store, late_key(p, rank, key), 0, &value, &bytes);
+    bool late = status == TR_TIMEOUT || (status == TR_OK && strtoull(value, NULL, 10) < p->late.sequence);
+    free(value);
+    return late;
+}
+
+static void find_late(tr__polled *p)
+{
+    int late[NAMED], count = 0;
+    for (int rank = 0; rank < p->member.world_size; rank++)
+        if (rank != p->member.rank && is_late(p, rank) && count++ < NAMED) late[count - 1] = rank;
+    if (count) tr__ranks_text(late, count < NAMED ? count : NAMED, count, p->late.names);
+}
+
+/* TR_TIMEOUT after the deadline: "rank 0 waited 600 s for rank 2". */
+static tr_status check_late(tr__polled *p, int64_t now)
+{
+    tr__late *l = &p->late;
+    if (now > l->deadline)
+        return tr__fail(TR_TIMEOUT, "rank %d waited %.3g s for %s", p->member.rank, (double)(now - l->begin) / 1e9,
+            l->names[0] ? l->names : "the transfer, and no rank is known to be late");
+    if (!p->member.store) return TR_OK;
+    if (!l->noted && now > l->note) {
+        l->noted = true;
+        note_wait(p);
+    }
+    if (!l->looked && now > l->look) {
+        l->looked = true;
+        find_late(p);
+    }
+    return TR_OK;
 }
 
 /* ---- Collectives ------------------------------------------------------------------------------------------------- */
@@ -66,7 +137,7 @@ tr_status tr__polled_rest(tr__polled *p, int64_t began)
 {
     int64_t now = tr__now_ns();
     TR__TRY(tr__fail_stored(atomic_load(&p->broken)));
-    TR__TRY(tr__late_check(&p->late, now));
+    TR__TRY(check_late(p, now));
     rest(now - began);
     return TR_OK;
 }
@@ -79,7 +150,7 @@ tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence)
         tr__collective_alone(c);
         return TR_OK;
     }
-    tr__late_start(&p->late, &p->member, p->meeting.generation, sequence, c->timeout_ms);
+    tr__polled_begin_to_wait(p, sequence, c->timeout_ms);
     tr_status status = p->type->run(p, c);
     return status == TR_OK ? TR_OK : explain(p, c, sequence, status);
 }
@@ -106,8 +177,7 @@ static void finish(tr__polled *p, tr__transfer *t, tr_status status)
     p->moved = tr__now_ns();
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     p->type->drop(p, t);
-    if (why) tr__fail_stored(why);
-    tr__error_unref(why);
+    tr__error_restore(why);
     tr__work_finish(t->work, status);
     tr__unref(t->work);
     free(t);
@@ -122,22 +192,19 @@ void tr__polled_end(tr__polled *p, tr__transfer *t, tr_status status)
 static void end_all(tr__polled *p)
 {
     for (tr__transfer *t; (t = p->first);) {
-        tr__signature call;
         char text[TR__CALL_TEXT];
-        tr__signature_of(&t->work->collective, p->member.world_size, 0, &call);
         tr_status status = tr__fail_stored(atomic_load(&p->broken));
-        finish(p, t, tr__fail_context(status, "%s", tr__signature_text(&call, text)));
+        finish(p, t, tr__fail_context(status, "%s", tr__collective_text(&t->work->collective, p->member.world_size, 0, text)));
     }
 }
 
 static void report(const tr__polled *p, tr__transfer *t, int64_t now)
 {
-    tr__signature call;
+    const tr_collective *c = &t->work->collective;
     char text[TR__CALL_TEXT];
     t->reported = true;
-    tr__signature_of(&t->work->collective, p->member.world_size, 0, &call);
     tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %.3g s in %s for rank %d", p->member.group, p->member.rank,
-        (double)(now - t->began) / 1e9, tr__signature_text(&call, text), call.peer);
+        (double)(now - t->began) / 1e9, tr__collective_text(c, p->member.world_size, 0, text), c->peer);
 }
 
 static void look_at_deadlines(tr__polled *p)
@@ -224,14 +291,19 @@ void tr__polled_start(void *state, tr_work *work, bool driven)
     pthread_mutex_unlock(&p->lock);
 }
 
-void tr__polled_drive(void *state, const tr_work *work)
+/* Works until this one is done, or (NULL) all are. */
+static void work_until(tr__polled *p, const tr_work *work)
 {
-    tr__polled *p = state;
-    for (int64_t began = tr__now_ns(); !tr_work_done((tr_work *)work); rest(tr__now_ns() - began)) {
+    for (int64_t began = tr__now_ns(); work ? !tr_work_done((tr_work *)work) : tr__polled_pending(p); rest(tr__now_ns() - began)) {
         pthread_mutex_lock(&p->lock);
         work_once(p);
         pthread_mutex_unlock(&p->lock);
     }
+}
+
+void tr__polled_drive(void *state, const tr_work *work)
+{
+    work_until(state, work);
 }
 
 bool tr__polled_pending(void *state)
@@ -274,15 +346,13 @@ tr_status tr__polled_meet(tr__polled *p, const char *address, tr__endpoint_recor
 /* The thread's latest failure stays what it is. */
 static void close_state(tr__polled *p)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     if (p->meeting.member) tr__rendezvous_withdraw(&p->meeting);
     p->type->close(p);
     tr__error_unref(atomic_load(&p->broken));
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->wanted);
     free(p);
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member, void **state)
@@ -307,11 +377,7 @@ tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member,
 void tr__polled_leave(void *state)
 {
     tr__polled *p = state;
-    for (int64_t began = tr__now_ns(); tr__polled_pending(p); rest(tr__now_ns() - began)) {
-        pthread_mutex_lock(&p->lock);
-        work_once(p);
-        pthread_mutex_unlock(&p->lock);
-    }
+    work_until(p, NULL);
     pthread_mutex_lock(&p->lock);
     p->stopping = true;
     pthread_cond_signal(&p->wanted);

@@ -8,13 +8,22 @@
 #ifndef TR_COMM_BACKEND_POLLED_H
 #define TR_COMM_BACKEND_POLLED_H
 
-#include "comm/backend/late.h"
+#include "comm/ranks_text.h"
 #include "comm/rendezvous.h"
 #include "comm/work.h"
 
 #include <pthread.h>
 
 typedef struct tr__polled tr__polled;
+
+/* A wait for ranks of which the library does not say which are late: a rank that waits for long says so in the store, and
+ * shortly before its timeout looks who has not. */
+typedef struct tr__late {
+    uint64_t sequence;
+    int64_t begin, note, look, deadline; /* by tr__now_ns() */
+    bool noted, looked;
+    char names[TR__RANKS_TEXT]; /* empty: nobody known */
+} tr__late;
 
 /* A send or receive that is under way. Backends put their own fields behind it. */
 typedef struct tr__transfer {
@@ -45,7 +54,7 @@ struct tr__polled {
     const tr__polled_type *type;
     tr__member member;
     tr__rendezvous meeting;
-    tr__late late;               /* of the collective under way */
+    tr__late late;               /* of what is waited for */
     _Atomic(tr__error *) broken; /* the first failure; NULL: none. Written once, by any thread */
 
     pthread_mutex_t lock;        /* for what follows */
@@ -62,8 +71,10 @@ struct tr__polled {
 /* Registers the rank, publishes its endpoint record, whose address names this backend, and waits for the others'.
  * *records: of all ranks, to be freed. */
 tr_status tr__polled_meet(tr__polled *p, const char *address, tr__endpoint_record **records);
-/* Between two looks, in a collective that has waited since `began`: gives up the processor for longer and longer. Fails
- * when the group broke or the collective's time is over. */
+/* A wait begins, in the group's collective of this number; 0: in none. */
+void tr__polled_begin_to_wait(tr__polled *p, uint64_t sequence, int timeout_ms);
+/* Between two looks, in a wait that goes on since `began`: gives up the processor for longer and longer. Fails
+ * when the group broke or the time is over. */
 tr_status tr__polled_rest(tr__polled *p, int64_t began);
 /* A transfer is over; with the thread's latest failure when status is not TR_OK, which then breaks the group, unless it is
  * TR_UNSUPPORTED. t is gone. */

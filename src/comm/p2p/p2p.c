@@ -149,7 +149,7 @@ static tr_status queue_send(tr__p2p_peer *peer, tr__p2p_op *op, enum tr__p2p_typ
     const tr_collective *c = &op->work->collective;
     op->frame = (tr__p2p_frame){.magic = TR__P2P_MAGIC, .type = (uint8_t)type, .dtype = (uint8_t)c->dtype, .tag = c->tag,
         .line = c->line, .held = op->held, .count = c->count, .id = op->frame.id, .place = op->frame.place};
-    strcpy(op->frame.file, tr__place_text(c->file));
+    strcpy(op->frame.file, tr__place_text(c->file, sizeof op->frame.file));
     op->payload = type == TR__P2P_RTS ? 0 : tr__collective_bytes(c);
     if (is_charged(type)) peer->charged += op->payload + TR__P2P_ENVELOPE;
     return queue(peer, op);
@@ -167,7 +167,8 @@ static tr_status reply(tr__p2p_peer *peer, const tr__p2p_frame *frame)
     return queue(peer, op);
 }
 
-void tr__p2p_finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status)
+/* An operation that is in no list any more. */
+static void finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status)
 {
     tr__p2p *p = peer->engine;
     p->pending -= op->work || op->frame.type == TR__P2P_FIN;
@@ -270,7 +271,7 @@ static tr_status answer(tr__p2p_peer *peer, tr__p2p_op *op, const tr__p2p_frame 
     int from = (int)(peer->local - t->peers);
     TR__TRY(tr__shm_fetch(t, from, rts->place, tr__collective_bytes(c), c->out, op->began, c->timeout_ms));
     take_out(&peer->lists[TR__P2P_CLEARED], op);
-    tr__p2p_finish(peer, op, TR_OK);
+    finish(peer, op, TR_OK);
     frame.type = TR__P2P_FIN;
     return reply(peer, &frame);
 }
@@ -295,7 +296,7 @@ static tr_status deliver(tr__p2p_peer *peer, tr__p2p_op *op, tr__p2p_arrival *a)
     if (coming)
         receive_into(peer, op, there);
     else
-        tr__p2p_finish(peer, op, TR_OK);
+        finish(peer, op, TR_OK);
     return TR_OK;
 }
 
@@ -409,7 +410,7 @@ static tr_status answer_comes(tr__p2p_peer *peer)
     if (!op) return cleared && peer->frame.id - 1 < peer->engine->sends ? TR_OK : damaged(peer);
     let_go(peer, op);
     if (cleared) return queue_send(peer, op, TR__P2P_DATA);
-    tr__p2p_finish(peer, op, TR_OK);
+    finish(peer, op, TR_OK);
     return TR_OK;
 }
 
@@ -452,7 +453,7 @@ static tr_status frame_ends(tr__p2p_peer *peer)
     peer->arrival = NULL;
     if (!op) return TR_OK;
     take_out(&peer->lists[TR__P2P_CLEARED], op);
-    tr__p2p_finish(peer, op, TR_OK);
+    finish(peer, op, TR_OK);
     return is_charged(peer->frame.type) ? took(peer, peer->bytes) : TR_OK;
 }
 
@@ -507,7 +508,7 @@ static tr_status written(tr__p2p_peer *peer, tr__p2p_op *op)
         return op->held ? push_held(peer) : TR_OK; /* credit may have come meanwhile */
     }
     bool credit = op->frame.type == TR__P2P_CREDITS;
-    tr__p2p_finish(peer, op, TR_OK);
+    finish(peer, op, TR_OK);
     return credit ? give_credit_if_due(peer) : TR_OK;
 }
 
@@ -540,7 +541,7 @@ void tr__p2p_drop_all(tr__p2p *p, tr_status (*status)(tr__p2p *p, const tr__p2p_
         tr__p2p_ops *list = &peer->lists[i % TR__P2P_LISTS];
         for (tr__p2p_op *op; (op = list->first);) {
             take_out(list, op);
-            tr__p2p_finish(peer, op, op->work ? status(p, op) : TR_OK);
+            finish(peer, op, op->work ? status(p, op) : TR_OK);
         }
         while (peer->arrivals) drop_arrival(peer, &peer->arrivals);
         peer->got = peer->left_over = 0;

@@ -185,8 +185,6 @@ tr_status tr__p2p_read(tr__p2p_peer *peer, bool *moved);
 tr_status tr__p2p_write(tr__p2p_peer *peer, bool *moved);
 /* The driver came to its end. */
 tr_status tr__p2p_lost(tr__p2p_peer *peer, int error);
-/* An operation that is in no list any more. */
-void tr__p2p_finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status);
 /* A send or receive with the peer; NULL: none is under way. */
 const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer);
 /* Calls look on every operation under way until one gives a failure. */

@@ -246,13 +246,10 @@ static void sleep_on_mail(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg),
 
 static void pause_for(const tr__p2p *p, int turn)
 {
-    if (turn < SPINS && !p->shm->crowded) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-        return;
-    }
-    sched_yield();
+    if (turn < SPINS && !p->shm->crowded)
+        tr__relax();
+    else
+        sched_yield();
 }
 
 /* Works until done(p, arg). */

@@ -6,7 +6,6 @@
 #include "base/thread.h"
 #include "comm/transport/tcp.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,12 +58,9 @@ tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms)
 
 tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)
 {
-    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     pthread_mutex_lock(&t->endpoint->lock);
-    while (!tr__failure_there(t->failure) &&
-           pthread_cond_timedwait(&t->endpoint->changed, &t->endpoint->lock, &deadline) != ETIMEDOUT)
-        continue;
+    while (!tr__failure_there(t->failure) && tr__condition_wait(&t->endpoint->changed, &t->endpoint->lock, deadline)) continue;
     pthread_mutex_unlock(&t->endpoint->lock);
     return tr__failure_tell(t->failure);
 }
@@ -302,8 +298,7 @@ void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
     tr__fail_stored(why);
     (void)!tr__failure_give_up(t->failure);
     tr__shm_close(t);
-    tr__fail_stored(why);
-    tr__error_unref(why);
+    tr__error_restore(why);
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */

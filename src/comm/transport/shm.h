@@ -246,6 +246,17 @@ typedef struct tr__shm_call {
     bool reported;
 } tr__shm_call;
 
+static inline tr__shm_slot *tr__shm_slot_of(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    return &t->peers[rank].control->slots[call->sequence & 1];
+}
+
+/* The step in which a chunk of the call passes through a staging area. */
+static inline uint64_t tr__shm_step(const tr__shm *t, int64_t index)
+{
+    return t->steps + 1 + (uint64_t)index;
+}
+
 /* ---- shm.c ------------------------------------------------------------------------------------------------------- */
 
 /* Makes a rank's side, with an endpoint of its own, and its listener, whose address goes into the endpoint record. */
@@ -408,7 +419,6 @@ typedef struct tr__shm_piece {
     size_t begin, bytes, staged;
 } tr__shm_piece;
 
-size_t tr__shm_piece_bytes(const tr__shm *t, const tr__shm_call *call);
 /* How many chunks a block of so many elements makes. */
 int64_t tr__shm_chunks(const tr__shm *t, const tr__shm_call *call, int64_t block);
 /* Piece `index`, of step t->steps + 1 + index, of the block that is number `number`; of none behind the last. */

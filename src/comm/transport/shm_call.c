@@ -9,11 +9,6 @@
 
 #include <string.h>
 
-static tr__shm_slot *slot_of(tr__shm_control *control, uint64_t sequence)
-{
-    return &control->slots[sequence & 1];
-}
-
 static tr__shm_word entered(uint64_t sequence)
 {
     return sequence & 1 ? TR__SHM_ENTERED_ODD : TR__SHM_ENTERED_EVEN;
@@ -21,7 +16,7 @@ static tr__shm_word entered(uint64_t sequence)
 
 char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank)
 {
-    tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
+    tr__shm_slot *slot = tr__shm_slot_of(t, call, rank);
     return (char *)(call->bytes <= TR__SHM_TINY && !call->kind->variable ? slot->tiny : slot->data);
 }
 
@@ -76,7 +71,7 @@ static void write_blocks(tr__shm *t, const tr__shm_call *call, tr__shm_slot *slo
     slot->longest = 0;
     for (int rank = 0; c->in_counts && rank < t->world_size; rank++) {
         tr__range in = tr__collective_in(c, rank);
-        int64_t count = in.end - in.begin;
+        int64_t count = tr__length(in);
         table[rank] = (tr__shm_block){call->way & TR__SHM_INLINED ? at : in.begin, count};
         if (rank == t->rank) continue;
         at += count;
@@ -94,7 +89,7 @@ static void copy_inline(tr__shm *t, const tr__shm_call *call)
     }
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__range in = tr__collective_in(c, rank);
-        size_t bytes = (size_t)(in.end - in.begin) * call->size;
+        size_t bytes = (size_t)tr__length(in) * call->size;
         if (!bytes || rank == t->rank) continue;
         memcpy(to, (const char *)c->in + (size_t)in.begin * call->size, bytes);
         to += bytes;
@@ -160,7 +155,7 @@ static tr_status publish(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
 
 static tr_status enter(tr__shm *t, tr__shm_call *call)
 {
-    tr__shm_slot *slot = slot_of(t->control, call->sequence);
+    tr__shm_slot *slot = tr__shm_slot_of(t, call, t->rank);
     if (tr__shm_publishes(call->c, t->rank)) TR__TRY(publish(t, call, slot));
     if (call->kind->variable) write_blocks(t, call, slot);
     tr__shm_sign(&slot->call, slot->file, call->whole ? call->whole->call : call->c, call->way);
@@ -212,10 +207,10 @@ static void read_signature(const tr__shm_slot *slot, uint64_t sequence, bool par
  * what they are in, so it tells them. */
 static tr_status mismatch_of_numbers(tr__shm *t, const tr__shm_call *call)
 {
-    tr__shm_slot *own = slot_of(t->control, call->sequence);
+    tr__shm_slot *own = tr__shm_slot_of(t, call, t->rank);
     bool behind = false;
     for (int rank = 0; rank < t->world_size; rank++) {
-        const tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
+        const tr__shm_slot *slot = tr__shm_slot_of(t, call, rank);
         if (read_word(&slot->whole) < read_word(&own->whole)) {
             tr__signature theirs;
             read_signature(slot, call->sequence, true, &theirs);
@@ -235,22 +230,22 @@ static tr_status mismatch(tr__shm *t, const tr__shm_call *call)
     bool part = call->whole;
     TR__TRY(tr__shm_check_peers(t, call->timeout_ms));
     if (part) TR__TRY(mismatch_of_numbers(t, call));
-    tr__shm_slot *zero = slot_of(t->peers[0].control, sequence);
+    tr__shm_slot *zero = tr__shm_slot_of(t, call, 0);
     int other = 1;
-    while (other < t->world_size - 1 && same_call(zero, slot_of(t->peers[other].control, sequence), part)) other++;
+    while (other < t->world_size - 1 && same_call(zero, tr__shm_slot_of(t, call, other), part)) other++;
     tr__signature a, b;
     read_signature(zero, sequence, part, &a);
-    read_signature(slot_of(t->peers[other].control, sequence), sequence, part, &b);
+    read_signature(tr__shm_slot_of(t, call, other), sequence, part, &b);
     return tr__call_mismatch(t->group, t->peers[0].rank, &a, t->peers[other].rank, &b);
 }
 
 /* Also finds out whether the buffers of all ranks can be reached where they lie. */
 static tr_status compare(tr__shm *t, tr__shm_call *call, bool *placed)
 {
-    tr__shm_slot *own = slot_of(t->control, call->sequence);
+    tr__shm_slot *own = tr__shm_slot_of(t, call, t->rank);
     *placed = true;
     for (int rank = 0; rank < t->world_size; rank++) {
-        tr__shm_slot *slot = slot_of(t->peers[rank].control, call->sequence);
+        tr__shm_slot *slot = tr__shm_slot_of(t, call, rank);
         if (!same_call(own, slot, call->whole)) return mismatch(t, call);
         if (!(atomic_load_explicit(&slot->call.what, memory_order_relaxed) & TR__SHM_PLACED)) *placed = false;
     }
@@ -311,7 +306,7 @@ tr_status tr__shm_run_part(tr__shm *t, const tr_collective *part, const tr__shm_
 tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequence)
 {
     /* The peers have read the line that we are about to write: it takes a while to come back. */
-    __builtin_prefetch(slot_of(t->control, sequence), 1);
+    __builtin_prefetch(&t->control->slots[sequence & 1], 1);
     tr__shm_call call = call_of(t, collective, NULL, sequence);
     tr_status status;
     tr__shm_use(t); /* before the failure is looked at: what a peer takes back after it stays mapped */

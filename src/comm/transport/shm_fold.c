@@ -68,7 +68,7 @@ static tr_status find_buffers(tr__shm *t, tr__shm_call *call, int rank, size_t b
     bool own = rank == t->rank, writes = call->kind->in_blocks ? own : tr__collective_gets(c, rank);
     tr__shm_view in = {.memory = (char *)c->in}, out = {.memory = c->out};
     if (!own) {
-        const tr__shm_slot *slot = &t->peers[rank].control->slots[call->sequence & 1];
+        const tr__shm_slot *slot = tr__shm_slot_of(t, call, rank);
         tr__shm_place in_place = slot->in, out_place = slot->out;
         TR__TRY(tr__shm_find(t, call, rank, in_place, call->bytes, &in));
         bool same = out_place.segment == in_place.segment && out_place.offset == in_place.offset;
@@ -122,7 +122,7 @@ static tr_status fold_piece(tr__shm *t, tr__shm_call *call, size_t begin, size_t
 tr_status tr__shm_fold_placed(tr__shm *t, tr__shm_call *call)
 {
     tr__range block = block_of(t, call, t->rank);
-    size_t begin = (size_t)block.begin * call->size, bytes = (size_t)(block.end - block.begin) * call->size, piece;
+    size_t begin = (size_t)block.begin * call->size, bytes = (size_t)tr__length(block) * call->size, piece;
     for (int rank = 0; rank < t->world_size; rank++) TR__TRY(find_buffers(t, call, rank, begin));
     TR__TRY(piece_bytes(t, bytes, &piece));
     __builtin_prefetch(&t->control->done, 1);
@@ -139,25 +139,20 @@ static tr__shm_piece piece_of(const tr__shm *t, const tr__shm_call *call, int ra
     return tr__shm_piece_at(t, call, block_of(t, call, rank), index, rank);
 }
 
-static uint64_t step_of(const tr__shm *t, int64_t index)
-{
-    return t->steps + 1 + (uint64_t)index;
-}
-
 void tr__shm_fold_fill(tr__shm *t, tr__shm_call *call, int64_t index)
 {
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_piece p = piece_of(t, call, rank, index);
         if (rank != t->rank && p.bytes) memcpy(t->staging + p.staged, (const char *)call->c->in + p.begin, p.bytes);
     }
-    tr__shm_signal(t, TR__SHM_FILLED, step_of(t, index));
+    tr__shm_signal(t, TR__SHM_FILLED, tr__shm_step(t, index));
 }
 
 static tr_status fold_chunk(tr__shm *t, tr__shm_call *call, int64_t index)
 {
     const tr_collective *c = call->c;
     tr__shm_piece own = piece_of(t, call, t->rank, index);
-    TR__TRY(tr__shm_await(t, call, TR__SHM_FILLED, step_of(t, index), -1));
+    TR__TRY(tr__shm_await(t, call, TR__SHM_FILLED, tr__shm_step(t, index), -1));
     for (int rank = 0; rank < t->world_size; rank++) {
         TR__TRY(tr__shm_stage_find(t, call, rank));
         t->in[rank] = t->stagings[rank] + own.staged;
@@ -171,13 +166,13 @@ static tr_status fold_chunk(tr__shm *t, tr__shm_call *call, int64_t index)
         if (!call->kind->in_blocks && !(call->kind->to_root && gets)) t->out[outs++] = t->staging + own.staged;
         fold(t, call, outs, own.bytes);
     }
-    tr__shm_signal(t, TR__SHM_DONE, step_of(t, index));
+    tr__shm_signal(t, TR__SHM_DONE, tr__shm_step(t, index));
     return TR_OK;
 }
 
 static tr_status collect(tr__shm *t, tr__shm_call *call, int64_t index)
 {
-    TR__TRY(tr__shm_await(t, call, TR__SHM_DONE, step_of(t, index), -1));
+    TR__TRY(tr__shm_await(t, call, TR__SHM_DONE, tr__shm_step(t, index), -1));
     if (call->kind->in_blocks || !tr__collective_gets(call->c, t->rank)) return TR_OK;
     for (int rank = 0; rank < t->world_size; rank++) {
         tr__shm_piece p = piece_of(t, call, rank, index);
@@ -190,7 +185,7 @@ tr_status tr__shm_fold_staged(tr__shm *t, tr__shm_call *call)
 {
     TR__TRY(tr__shm_stage_make(t));
     tr__range longest = block_of(t, call, 0); /* no block is longer than the first */
-    int64_t chunks = tr__shm_chunks(t, call, longest.end - longest.begin);
+    int64_t chunks = tr__shm_chunks(t, call, tr__length(longest));
     for (int64_t i = 0; i < chunks + 2; i++) {
         if (i < chunks && !(i == 0 && call->filled)) tr__shm_fold_fill(t, call, i);
         if (i >= 2) TR__TRY(collect(t, call, i - 2));

@@ -10,16 +10,11 @@
 
 #include <string.h>
 
-static const tr__shm_slot *slot_of(const tr__shm *t, const tr__shm_call *call, int rank)
-{
-    return &t->peers[rank].control->slots[call->sequence & 1];
-}
-
 typedef enum way { INLINE, PLACED, STAGED } way;
 
 static way way_of(const tr__shm *t, const tr__shm_call *call, int rank)
 {
-    uint32_t what = atomic_load_explicit(&slot_of(t, call, rank)->call.what, memory_order_relaxed);
+    uint32_t what = atomic_load_explicit(&tr__shm_slot_of(t, call, rank)->call.what, memory_order_relaxed);
     return what & TR__SHM_INLINED ? INLINE : what & TR__SHM_PLACED ? PLACED : STAGED;
 }
 
@@ -37,7 +32,7 @@ static tr__shm_block given(const tr__shm *t, const tr__shm_call *call, int rank)
     const tr_collective *c = call->c;
     if (call->kind->variable && call->kind->in_blocks)
         return tr__shm_table(t->peers[rank].control, t->world_size, call->sequence)[t->rank];
-    int64_t count = call->kind->variable ? slot_of(t, call, rank)->longest : c->count;
+    int64_t count = call->kind->variable ? tr__shm_slot_of(t, call, rank)->longest : c->count;
     return (tr__shm_block){call->kind->in_blocks ? t->rank * c->count : 0, count};
 }
 
@@ -47,22 +42,17 @@ static tr_status check_blocks(const tr__shm *t, const tr__shm_call *call)
     for (int rank = 0; rank < t->world_size; rank++) {
         if (!gets_from(t, call, rank)) continue;
         tr__range out = tr__collective_out(call->c, rank);
-        int64_t count = given(t, call, rank).count, expected = out.end - out.begin;
+        int64_t count = given(t, call, rank).count, expected = tr__length(out);
         if (count == expected) continue;
         tr__signature give, get;
-        tr__shm_signature(slot_of(t, call, rank), call->sequence, &give);
-        tr__shm_signature(slot_of(t, call, t->rank), call->sequence, &get);
+        tr__shm_signature(tr__shm_slot_of(t, call, rank), call->sequence, &give);
+        tr__shm_signature(tr__shm_slot_of(t, call, t->rank), call->sequence, &get);
         return tr__block_mismatch(t->group, t->peers[rank].rank, &give, count, t->peers[t->rank].rank, &get, expected);
     }
     return TR_OK;
 }
 
 /* ---- Staged ------------------------------------------------------------------------------------------------------ */
-
-static uint64_t step_of(const tr__shm *t, int64_t index)
-{
-    return t->steps + 1 + (uint64_t)index;
-}
 
 static void fill_piece(tr__shm *t, const tr__shm_call *call, int to, int64_t index)
 {
@@ -72,14 +62,14 @@ static void fill_piece(tr__shm *t, const tr__shm_call *call, int to, int64_t ind
 
 tr_status tr__shm_pull_fill(tr__shm *t, tr__shm_call *call, int64_t index)
 {
-    if (index >= TR__SHM_RING) TR__TRY(tr__shm_await(t, call, TR__SHM_DONE, step_of(t, index) - TR__SHM_RING, -1));
+    if (index >= TR__SHM_RING) TR__TRY(tr__shm_await(t, call, TR__SHM_DONE, tr__shm_step(t, index) - TR__SHM_RING, -1));
     if (!call->kind->in_blocks) {
         fill_piece(t, call, 0, index); /* one block for all */
     } else {
         for (int to = 0; to < t->world_size; to++)
             if (to != t->rank) fill_piece(t, call, to, index);
     }
-    tr__shm_signal(t, TR__SHM_FILLED, step_of(t, index));
+    tr__shm_signal(t, TR__SHM_FILLED, tr__shm_step(t, index));
     return TR_OK;
 }
 
@@ -90,18 +80,18 @@ static tr_status pull_chunk(tr__shm *t, tr__shm_call *call, int64_t index)
         if (!gets_from(t, call, from) || way_of(t, call, from) != STAGED) continue;
         tr__shm_piece p = tr__shm_piece_at(t, call, tr__collective_out(call->c, from), index, t->rank);
         if (!p.bytes) continue;
-        TR__TRY(tr__shm_await(t, call, TR__SHM_FILLED, step_of(t, index), from));
+        TR__TRY(tr__shm_await(t, call, TR__SHM_FILLED, tr__shm_step(t, index), from));
         TR__TRY(tr__shm_stage_find(t, call, from));
         memcpy((char *)call->c->out + p.begin, t->stagings[from] + p.staged, p.bytes);
     }
-    tr__shm_signal(t, TR__SHM_DONE, step_of(t, index));
+    tr__shm_signal(t, TR__SHM_DONE, tr__shm_step(t, index));
     return TR_OK;
 }
 
 /* The longest block that a rank gives. */
 static int64_t longest_of(const tr__shm *t, const tr__shm_call *call, int rank)
 {
-    return call->kind->variable ? slot_of(t, call, rank)->longest : call->c->count;
+    return call->kind->variable ? tr__shm_slot_of(t, call, rank)->longest : call->c->count;
 }
 
 /* Chunks of the blocks that we get, as long as we expect them. */
@@ -111,7 +101,7 @@ static int64_t wanted_chunks(const tr__shm *t, const tr__shm_call *call)
     for (int from = 0; from < t->world_size; from++) {
         if (!gets_from(t, call, from) || way_of(t, call, from) != STAGED) continue;
         tr__range block = tr__collective_out(call->c, from);
-        int64_t chunks = tr__shm_chunks(t, call, block.end - block.begin);
+        int64_t chunks = tr__shm_chunks(t, call, tr__length(block));
         if (chunks > most) most = chunks;
     }
     return most;
@@ -130,7 +120,7 @@ static tr_status pull_staged(tr__shm *t, tr__shm_call *call, int64_t chunks)
         if (i < own && !(i == 0 && call->filled)) TR__TRY(tr__shm_pull_fill(t, call, i));
         if (i >= 1) TR__TRY(pull_chunk(t, call, i - 1));
     }
-    if (turns < chunks) tr__shm_signal(t, TR__SHM_DONE, step_of(t, chunks - 1));
+    if (turns < chunks) tr__shm_signal(t, TR__SHM_DONE, tr__shm_step(t, chunks - 1));
     t->steps += (uint64_t)chunks;
     return TR_OK;
 }
@@ -154,7 +144,7 @@ static bool exceeds_cache(const tr__shm *t, const tr__shm_call *call)
            getters = call->kind->to_root ? 1 : (size_t)t->world_size;
     for (int rank = 0; tr__collective_gets(c, t->rank) && rank < outs; rank++) {
         tr__range block = tr__collective_out(c, rank);
-        out += (size_t)(block.end - block.begin) * call->size;
+        out += (size_t)tr__length(block) * call->size;
     }
     return givers * call->bytes + getters * out > t->cache_bytes;
 }
@@ -163,13 +153,13 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
 {
     way w = way_of(t, call, from);
     tr__range to = tr__collective_out(call->c, from);
-    size_t bytes = (size_t)(to.end - to.begin) * call->size;
+    size_t bytes = (size_t)tr__length(to) * call->size;
     if (w == STAGED || !bytes) return TR_OK;
     size_t begin = (size_t)given(t, call, from).offset * call->size;
     char *out = (char *)call->c->out + (size_t)to.begin * call->size;
     tr__shm_view view = {0};
     if (w == PLACED) {
-        tr__shm_place place = slot_of(t, call, from)->in;
+        tr__shm_place place = tr__shm_slot_of(t, call, from)->in;
         place.offset += begin;
         TR__TRY(tr__shm_find(t, call, from, place, bytes, &view));
         TR__TRY(tr__shm_cross(t, call, from));
@@ -185,17 +175,6 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
         copy(call, out, tr__shm_inline(t, call, from) + begin, bytes);
     }
     return TR_OK;
-}
-
-static void keep_own(const tr__shm *t, const tr__shm_call *call)
-{
-    const tr_collective *c = call->c;
-    if (!tr__collective_gives(c, t->rank) || !tr__collective_gets(c, t->rank)) return;
-    tr__range in = tr__collective_in(c, t->rank), out = tr__collective_out(c, t->rank);
-    if (out.end == out.begin) return;
-    const char *from = (const char *)c->in + (size_t)in.begin * call->size;
-    char *to = (char *)c->out + (size_t)out.begin * call->size;
-    if (from != to) copy(call, to, from, (size_t)(out.end - out.begin) * call->size);
 }
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
@@ -214,7 +193,7 @@ tr_status tr__shm_pull(tr__shm *t, tr__shm_call *call)
         if (staged > chunks) chunks = staged;
     }
     call->streams = exceeds_cache(t, call);
-    keep_own(t, call);
+    tr__collective_keep_own(c, t->rank, call->streams);
     if (chunks) TR__TRY(pull_staged(t, call, chunks));
     for (int i = 1; i < t->world_size; i++) {
         int from = (t->rank + i) % t->world_size;

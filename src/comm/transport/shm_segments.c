@@ -3,6 +3,7 @@
  * does, the endpoint lets the peers map it, and from then on a segment's number and an offset are enough.
  */
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/transport/shm.h"
 
 #include <errno.h>
@@ -71,9 +72,7 @@ static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_pee
     while (!(found = tr__endpoint_mapping(peer->link, id, since)) && !tr__failure_there(t->failure) && !atomic_load(&peer->left)) {
         atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1);
         if (!*began) *began = tr__now_ns();
-        int64_t until = *began + (int64_t)timeout_ms * 1000000;
-        struct timespec deadline = {until / 1000000000, until % 1000000000};
-        if (pthread_cond_timedwait(&e->changed, &e->lock, &deadline) != ETIMEDOUT) continue;
+        if (tr__condition_wait(&e->changed, &e->lock, *began + (int64_t)timeout_ms * 1000000)) continue;
         status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
             timeout_ms / 1000.0);
         break;

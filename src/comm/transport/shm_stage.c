@@ -49,7 +49,7 @@ tr_status tr__shm_stage_find(tr__shm *t, tr__shm_call *call, int rank)
     return TR_OK;
 }
 
-size_t tr__shm_piece_bytes(const tr__shm *t, const tr__shm_call *call)
+static size_t piece_bytes(const tr__shm *t, const tr__shm_call *call)
 {
     bool side_by_side = call->kind->reduces || call->kind->in_blocks;
     if (!side_by_side) return place_bytes(t);
@@ -58,18 +58,18 @@ size_t tr__shm_piece_bytes(const tr__shm *t, const tr__shm_call *call)
 
 int64_t tr__shm_chunks(const tr__shm *t, const tr__shm_call *call, int64_t block)
 {
-    return block > 0 ? tr__chunk_count(block, call->size, tr__shm_piece_bytes(t, call)) : 0;
+    return block > 0 ? tr__chunk_count(block, call->size, piece_bytes(t, call)) : 0;
 }
 
 tr__shm_piece tr__shm_piece_at(const tr__shm *t, const tr__shm_call *call, tr__range block, int64_t index, int number)
 {
-    size_t piece = tr__shm_piece_bytes(t, call);
-    uint64_t step = t->steps + 1 + (uint64_t)index;
-    tr__range range = tr__chunk(block.end - block.begin, call->size, piece, index);
+    size_t piece = piece_bytes(t, call);
+    uint64_t step = tr__shm_step(t, index);
+    tr__range range = tr__chunk(tr__length(block), call->size, piece, index);
     size_t beside = call->kind->reduces || call->kind->in_blocks ? (size_t)number * piece : 0;
     return (tr__shm_piece){
         .begin = (size_t)(block.begin + range.begin) * call->size,
-        .bytes = (size_t)(range.end - range.begin) * call->size,
+        .bytes = (size_t)tr__length(range) * call->size,
         .staged = step % TR__SHM_RING * place_bytes(t) + beside,
     };
 }

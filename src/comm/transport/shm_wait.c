@@ -21,13 +21,6 @@ enum {
     SLEEP_MS = 100,        /* a peer that is killed between writing and ringing rings never */
 };
 
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
 static inline _Atomic uint64_t *counter(tr__shm_control *control, tr__shm_word word)
 {
     switch (word) {
@@ -65,7 +58,7 @@ void tr__shm_sign(tr__shm_words *words, tr__shm_file file, const tr_collective *
     atomic_store_explicit(&words->line, c->line, memory_order_relaxed);
     atomic_store_explicit(&words->count, c->count, memory_order_relaxed);
     uint64_t text[TR__PLACE_TEXT / 8] = {0};
-    const char *place = tr__place_text(c->file);
+    const char *place = tr__place_text(c->file, sizeof text);
     size_t used = strlen(place);
     memcpy(text, place, used);
     for (size_t i = 0; i <= used / 8; i++) atomic_store_explicit(&file[i], text[i], memory_order_relaxed);
@@ -123,7 +116,7 @@ static char *call_text(const tr__shm *t, const tr__shm_call *call, char text[TR_
 {
     if (!call->c) return strcpy(text, "joining");
     tr__signature signature;
-    tr__shm_signature(&t->control->slots[call->sequence & 1], call->sequence, &signature);
+    tr__shm_signature(tr__shm_slot_of(t, call, t->rank), call->sequence, &signature);
     return tr__signature_text(&signature, text);
 }
 
@@ -369,7 +362,7 @@ tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint6
         _Atomic uint64_t *at = counter(t->peers[rank].control, word);
         while (atomic_load_explicit(at, memory_order_acquire) < value) {
             if (spins++ < t->spins) {
-                relax();
+                tr__relax();
                 continue;
             }
             /* In vain: next time less of it. */

@@ -62,15 +62,14 @@ tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *nev
 
 tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int timeout_ms, tr__wire **wire)
 {
-    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
-    struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
     bool never = false;
-    for (int waited = 0; waited == 0 && !never && !tr__failure_there(t->failure);) {
+    for (bool in_time = true; in_time && !never && !tr__failure_there(t->failure);) {
         *wire = tr__tcp_need_wire(t, rank, channel, &never);
         if (*wire) return TR_OK;
         pthread_mutex_lock(&t->lock);
         if (!tr__tcp_wire(t, rank, channel) && !atomic_load(&t->peers[rank].left) && !tr__failure_there(t->failure))
-            waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
+            in_time = tr__condition_wait(&t->changed, &t->lock, deadline);
         pthread_mutex_unlock(&t->lock);
     }
     char name[TR__TCP_NAME];
@@ -293,8 +292,7 @@ void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent)
     tr__fail_stored(why);
     (void)!tr__failure_give_up(t->failure);
     tr__tcp_close(t);
-    tr__fail_stored(why);
-    tr__error_unref(why);
+    tr__error_restore(why);
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
@@ -318,7 +316,7 @@ void tr__tcp_close(tr__tcp *t)
     free(t->slots);
     free(t->polled);
     free(t->stage);
-    free(t->scratch);
+    free(t->scratch.at);
     free(t->folded);
     pthread_cond_destroy(&t->changed);
     pthread_mutex_destroy(&t->lock);

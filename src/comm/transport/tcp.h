@@ -22,6 +22,7 @@
 #include "comm/raw.h"
 #include "comm/collective.h"
 #include "comm/failure.h"
+#include "comm/memory.h"
 #include "comm/rendezvous.h"
 #include "net/network.h"
 
@@ -128,8 +129,7 @@ typedef struct tr__tcp {
     tr__tcp_slot *slots;
     struct pollfd *polled;
     char *stage;          /* what is folded on its way in */
-    char *scratch;
-    size_t scratch_bytes;
+    tr__memory scratch;
     const void **folded;  /* [world_size], for kernels */
     uint64_t turn;        /* counts on from call to call */
 } tr__tcp;

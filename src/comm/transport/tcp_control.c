@@ -4,6 +4,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/transport/tcp.h"
 
 #include <errno.h>
@@ -272,13 +273,10 @@ static tr_status left_early(tr__tcp *t, const tr__tcp_peer *peer, const tr__sign
 tr_status tr__tcp_lost(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call, int error)
 {
     enum { LOOK_NS = 1000000000 };
-    int64_t until = tr__now_ns() + LOOK_NS;
-    struct timespec deadline = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
-    int waited = 0;
+    int64_t deadline = tr__now_ns() + LOOK_NS;
     if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     pthread_mutex_lock(&t->lock);
-    while (!tr__failure_there(t->failure) && !peer->left && waited == 0)
-        waited = pthread_cond_timedwait(&t->changed, &t->lock, &deadline);
+    while (!tr__failure_there(t->failure) && !peer->left && tr__condition_wait(&t->changed, &t->lock, deadline)) continue;
     bool left = peer->left, broken = tr__failure_there(t->failure);
     pthread_mutex_unlock(&t->lock);
     if (broken) return tr__failure_tell(t->failure);

@@ -14,19 +14,19 @@ static size_t least(size_t a, size_t b)
 }
 
 /* How much of m can be used from its beginning without touching `other`. */
-static size_t clear_of(tr__tcp_memory m, tr__tcp_memory other)
+static size_t clear_of(tr__memory m, tr__memory other)
 {
     if (!m.bytes || !other.bytes || other.at >= m.at + m.bytes || m.at >= other.at + other.bytes) return m.bytes;
     return other.at > m.at ? (size_t)(other.at - m.at) : 0;
 }
 
-static tr__tcp_memory rest_of(tr__tcp_memory m, size_t done)
+static tr__memory rest_of(tr__memory m, size_t done)
 {
-    return (tr__tcp_memory){m.at ? m.at + done : NULL, m.bytes - done}; /* NULL: of a barrier */
+    return (tr__memory){m.at ? m.at + done : NULL, m.bytes - done}; /* NULL: of a barrier */
 }
 
 /* How much of m a step may read, or write, now. */
-static size_t allowed(const tr__tcp_call *call, int64_t step, tr__tcp_memory m, bool writing)
+static size_t allowed(const tr__tcp_call *call, int64_t step, tr__memory m, bool writing)
 {
     size_t bytes = m.bytes;
     for (int64_t earlier = call->first; earlier <= step && bytes; earlier++) {
@@ -66,7 +66,7 @@ tr_status tr__tcp_push(tr__tcp_call *call, int64_t step, bool *moved)
     tr__tcp *t = call->t;
     tr__tcp_slot *s = tr__tcp_slot_at(call, step);
     tr__tcp_transfer *out = &s->out;
-    tr__tcp_memory rest = rest_of(out->memory, out->done);
+    tr__memory rest = rest_of(out->memory, out->done);
     size_t ready = allowed(call, step, rest, false);
     bool never;
     tr__wire *wire = tr__tcp_need_wire(t, s->step.to, TR__DATA_CHANNEL, &never);
@@ -140,16 +140,16 @@ static void fold_stage(tr__tcp_call *call, tr__tcp_slot *s, size_t bytes)
 }
 
 /* Where the next bytes of a transfer go. */
-static tr__tcp_memory place_for(tr__tcp_call *call, int64_t step)
+static tr__memory place_for(tr__tcp_call *call, int64_t step)
 {
     tr__tcp_slot *s = tr__tcp_slot_at(call, step);
-    tr__tcp_memory rest = rest_of(s->in.memory, s->in.done);
+    tr__memory rest = rest_of(s->in.memory, s->in.done);
     size_t free_bytes = allowed(call, step, rest, true);
-    if (s->step.take == TR__TAKE) return (tr__tcp_memory){rest.at, least(free_bytes, TR__TCP_GULP)};
+    if (s->step.take == TR__TAKE) return (tr__memory){rest.at, least(free_bytes, TR__TCP_GULP)};
     if (s->own.bytes) free_bytes = least(free_bytes, allowed(call, step, rest_of(s->own, s->in.done), false));
     free_bytes = least(free_bytes - free_bytes % call->element, TR__TCP_STAGE);
     memcpy(call->t->stage, s->carry, s->carried);
-    return (tr__tcp_memory){call->t->stage + s->carried, free_bytes > s->carried ? free_bytes - s->carried : 0};
+    return (tr__memory){call->t->stage + s->carried, free_bytes > s->carried ? free_bytes - s->carried : 0};
 }
 
 /* The socket gave nothing: waits for it, or for the reason why it never will. */
@@ -190,7 +190,7 @@ tr_status tr__tcp_pull(tr__tcp_call *call, int64_t step, bool *moved)
     bool never;
     tr__wire *wire = tr__tcp_need_wire(t, s->step.from, TR__DATA_CHANNEL, &never);
     if (!wire) return without_connection(call, s->step.from, never);
-    tr__tcp_memory place = place_for(call, step);
+    tr__memory place = place_for(call, step);
     size_t of_frame = sizeof s->frame - s->in.framed;
     if (!of_frame && !place.bytes) return TR_OK;
 

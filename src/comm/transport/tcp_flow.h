@@ -20,24 +20,19 @@ enum {
     TR__TCP_GULP = 1 << 20,       /* moved at once in one direction, before the other gets its turn */
 };
 
-typedef struct tr__tcp_memory {
-    char *at;
-    size_t bytes;
-} tr__tcp_memory;
-
 typedef struct tr__tcp_transfer {
     bool open;
     size_t framed;         /* bytes of the frame that are through */
     size_t done;           /* bytes of the memory that are: sent, or received and folded */
-    tr__tcp_memory memory;
+    tr__memory memory;
 } tr__tcp_transfer;
 
 struct tr__tcp_slot {
     tr__step step;
     tr__tcp_transfer out, in;
     bool local;               /* a local action is to be done */
-    tr__tcp_memory own;       /* folded with what comes in; of local actions, what they read */
-    tr__tcp_memory others;    /* FOLD_LOCAL: the parts of all other ranks */
+    tr__memory own;       /* folded with what comes in; of local actions, what they read */
+    tr__memory others;    /* FOLD_LOCAL: the parts of all other ranks */
     tr__tcp_frame frame;      /* that has come in */
     size_t carried;           /* bytes of an element that has come in part, */
     char carry[8];            /* which are here */

@@ -38,16 +38,6 @@ static tr__algorithm choose(const tr__tcp *t, const tr_collective *c, int member
 
 /* ---- Beginning --------------------------------------------------------------------------------------------------- */
 
-static tr_status need_scratch(tr__tcp *t, size_t bytes)
-{
-    if (bytes <= t->scratch_bytes) return TR_OK;
-    free(t->scratch);
-    t->scratch = malloc(bytes);
-    t->scratch_bytes = t->scratch ? bytes : 0;
-    if (t->scratch) return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu bytes on their way", t->group, bytes);
-}
-
 static void find_kernels(tr__tcp_call *call)
 {
     const tr_collective *c = call->c;
@@ -64,13 +54,13 @@ static tr_status find_memory(tr__tcp_call *call)
     bool copies = c->kind == TR_ALL_TO_ALL && c->in == c->out;
     size_t scratch = (size_t)tr__schedule_scratch(&call->schedule) * call->element;
     size_t copied = copies ? tr__collective_bytes(c) * (size_t)call->schedule.world_size : 0;
-    TR__TRY(need_scratch(t, scratch + copied));
+    TR__TRY(tr__memory_need(&t->scratch, scratch + copied));
     call->memory[TR__IN] = (char *)c->in;
     call->memory[TR__OUT] = c->out;
-    call->memory[TR__SCRATCH] = t->scratch;
+    call->memory[TR__SCRATCH] = t->scratch.at;
     if (!copied) return TR_OK;
-    memcpy(t->scratch + scratch, c->in, copied);
-    call->memory[TR__IN] = t->scratch + scratch;
+    memcpy(t->scratch.at + scratch, c->in, copied);
+    call->memory[TR__IN] = t->scratch.at + scratch;
     return TR_OK;
 }
 
@@ -93,11 +83,11 @@ static tr_status begin(tr__tcp_call *call)
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-static tr__tcp_memory memory_of(const tr__tcp_call *call, tr__part part)
+static tr__memory memory_of(const tr__tcp_call *call, tr__part part)
 {
-    size_t bytes = (size_t)(part.range.end - part.range.begin) * call->element;
-    if (!bytes) return (tr__tcp_memory){NULL, 0};
-    return (tr__tcp_memory){call->memory[part.buffer] + (size_t)part.range.begin * call->element, bytes};
+    size_t bytes = (size_t)tr__length(part.range) * call->element;
+    if (!bytes) return (tr__memory){NULL, 0};
+    return (tr__memory){call->memory[part.buffer] + (size_t)part.range.begin * call->element, bytes};
 }
 
 /* The rank that a schedule's step means; -1: none, or one whom others serve. */
