@@ -323,7 +323,7 @@ static void run_heads(void *arg, int64_t begin, int64_t end)
     tr__cpu_free(a->device.index, scratch, sizeof *scratch * (count + 1));
 }
 
-static tr_status reference(tr_op_call *call)
+tr_status tr__attention_forward(tr_op_call *call)
 {
     tr__attention a = tr__attention_of(call);
     task work = {.a = &a};
@@ -332,11 +332,6 @@ static tr_status reference(tr_op_call *call)
     return tr__fail(TR_NO_MEMORY, "%s: no memory for one head of %lld queries and %lld keys", call->op->name,
         (long long)a.queries, (long long)a.keys);
 }
-
-tr_status tr__attention_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__attention_grad_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__self_attention_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__self_attention_grad_forward(tr_op_call *call) { return reference(call); }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
 

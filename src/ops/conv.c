@@ -69,17 +69,6 @@ tr_status tr__conv2d_infer(tr_op_call *call)
     return tr__output_strided(call, 0, y, stride, call->inputs[0]->dtype);
 }
 
-/* The gradients are computed by tr__op_run(), onto tensors that are there. */
-tr_status tr__conv2d_grad_input_infer(tr_op_call *call)
-{
-    return tr__fail(TR_INTERNAL, "%s: it runs on given outputs", call->op->name);
-}
-
-tr_status tr__conv2d_grad_weight_infer(tr_op_call *call)
-{
-    return tr__conv2d_grad_input_infer(call);
-}
-
 tr__conv2d tr__conv2d_of(const tr_op_call *call)
 {
     const tr_conv2d_attrs *a = call->attrs;

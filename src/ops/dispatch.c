@@ -1,4 +1,5 @@
 /* Running an op: errors passed on, shapes inferred, a kernel found, the run recorded. */
+#include "ops/family.h"
 #include "ops/segment.h"
 
 #include "base/clock.h"
@@ -203,4 +204,18 @@ tr_status tr__float_input(const tr_op_call *call, int i)
     char name[TR__INPUT_NAME];
     return tr__fail(TR_DTYPE, "%s: %s is %s %s: it takes floats (see tr_cast)", call->op->name,
         tr__input_name(call->op, i, name), tr_dtype_name(x->dtype), TR__TEXT(x->shape));
+}
+
+/* ---- Shape rules of several families ------------------------------------------------------------------------------- */
+
+/* Of gradients, which read g, x and more: as x. */
+tr_status tr__like_x_infer(tr_op_call *call)
+{
+    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
+}
+
+/* The call does not say the outputs' shapes: backward functions run the op onto tensors that are there. */
+tr_status tr__given_infer(tr_op_call *call)
+{
+    return tr__fail(TR_INVALID, "%s: it runs on outputs that are given", call->op->name);
 }

@@ -69,7 +69,7 @@ tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr_pool2d
 }
 
 /* Of a gradient: it lies as x does. */
-static tr_status image_infer(tr_op_call *call)
+tr_status tr__pool2d_grad_infer(tr_op_call *call)
 {
     const tr_pool2d_attrs *a = call->attrs;
     return tr__output_strided(call, 0, a->image, a->image_stride, call->inputs[0]->dtype);
@@ -107,11 +107,6 @@ tr_status tr__max_pool2d_infer(tr_op_call *call)
         return tr__fail(TR_SHAPE, "max_pool2d: the images of x %s have more than 2^31 places", TR__TEXT(x->shape));
     TR__TRY(tr__output_like(call, 0, x, shape, x->dtype));
     return tr__output_like(call, 1, x, shape, TR_I32);
-}
-
-tr_status tr__max_pool2d_grad_infer(tr_op_call *call)
-{
-    return image_infer(call);
 }
 
 /* The first of the largest; NaN is larger than all. */
@@ -179,13 +174,6 @@ tr_status tr__max_pool2d_grad_forward(tr_op_call *call)
     return dx != call->outputs[0] ? tr__copy_elements(call->outputs[0], dx) : TR_OK;
 }
 
-tr_status tr__max_pool2d_backward(tr_backward_call *call)
-{
-    tr_tensor *inputs[] = {call->grad_outputs[0], call->outputs[1]};
-    call->grad_inputs[0] = tr_apply(tr__op(max_pool2d_grad), call->attrs, inputs, 2, NULL);
-    return TR_OK;
-}
-
 tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options)
 {
     return tr__pool2d_apply(tr__op(max_pool2d), options->x, tr__pool2d_attrs_of(options));
@@ -198,11 +186,6 @@ tr_status tr__avg_pool2d_infer(tr_op_call *call)
     tr_shape shape;
     TR__TRY(pooled_shape(call, &shape));
     return tr__output_like(call, 0, call->inputs[0], shape, call->inputs[0]->dtype);
-}
-
-tr_status tr__avg_pool2d_grad_infer(tr_op_call *call)
-{
-    return image_infer(call);
 }
 
 /* y: the means of x's windows; or, for the gradient, x the sum of what they give to their pixels. */
@@ -236,9 +219,10 @@ static void avg_grad_planes(void *arg, int64_t begin, int64_t end)
 }
 
 /* x -> y, or the gradient of y -> that of x. */
-static tr_status run_mean(tr_op_call *call, bool gradient)
+tr_status tr__avg_pool2d_forward(tr_op_call *call)
 {
     TR_SCOPE;
+    bool gradient = call->op == tr__op(avg_pool2d_grad);
     tr_tensor *from = tr__staged(call->inputs[0], TR_F64, NULL, true), *to = tr__staged(call->outputs[0], TR_F64, NULL, false);
     TR__TRY(tr_status_of(from));
     TR__TRY(tr_status_of(to));
@@ -246,22 +230,6 @@ static tr_status run_mean(tr_op_call *call, bool gradient)
     job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), NULL};
     tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, gradient ? avg_grad_planes : avg_planes, &j);
     return to != call->outputs[0] ? tr__copy_elements(call->outputs[0], to) : TR_OK;
-}
-
-tr_status tr__avg_pool2d_forward(tr_op_call *call)
-{
-    return run_mean(call, false);
-}
-
-tr_status tr__avg_pool2d_grad_forward(tr_op_call *call)
-{
-    return run_mean(call, true);
-}
-
-tr_status tr__avg_pool2d_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_apply(tr__op(avg_pool2d_grad), call->attrs, call->grad_outputs, 1, NULL);
-    return TR_OK;
 }
 
 tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options)

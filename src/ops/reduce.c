@@ -182,20 +182,10 @@ tr_status tr__sum_infer(tr_op_call *call)
     return infer(call, tr_dtype_is_float(dtype) ? dtype : TR_I64);
 }
 
-tr_status tr__prod_infer(tr_op_call *call)
-{
-    return tr__sum_infer(call);
-}
-
 tr_status tr__mean_infer(tr_op_call *call)
 {
     TR__TRY(tr__float_input(call, 0));
     return infer(call, call->inputs[0]->dtype);
-}
-
-tr_status tr__norm_infer(tr_op_call *call)
-{
-    return tr__mean_infer(call);
 }
 
 /* The largest of nothing does not exist. */
@@ -217,16 +207,6 @@ tr_status tr__max_infer(tr_op_call *call)
 {
     TR__TRY(refuse_empty(call));
     return infer(call, call->inputs[0]->dtype);
-}
-
-tr_status tr__min_infer(tr_op_call *call)
-{
-    return tr__max_infer(call);
-}
-
-tr_status tr__argmin_infer(tr_op_call *call)
-{
-    return tr__argmax_infer(call);
 }
 
 tr_status tr__argmax_infer(tr_op_call *call)
@@ -465,16 +445,6 @@ tr_status tr__min_backward(tr_backward_call *call)
 tr_status tr__prod_backward(tr_backward_call *call)
 {
     return by_kernel(call, tr__op(prod_grad));
-}
-
-tr_status tr__max_grad_infer(tr_op_call *call)
-{
-    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
-}
-
-tr_status tr__prod_grad_infer(tr_op_call *call)
-{
-    return tr__max_grad_infer(call);
 }
 
 /* What a gradient has to know of a result's elements. */

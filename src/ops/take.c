@@ -69,11 +69,6 @@ tr_status tr__scatter_add_infer(tr_op_call *call)
     return tr_op_output(call, 0, x->shape, x->dtype);
 }
 
-tr_status tr__put_along_infer(tr_op_call *call)
-{
-    return tr__scatter_add_infer(call);
-}
-
 /* Every number is one of x's along the dimension. Where the index is broadcast each is looked at once. */
 static tr_status check_ids(const tr_op_call *call)
 {
@@ -207,11 +202,6 @@ tr_status tr__scatter_add_forward(tr_op_call *call)
     int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     scatter_along(y, call->inputs[1], src, dim, call->op == tr__op(put_along));
     return y == out ? TR_OK : tr__copy_elements(out, y);
-}
-
-tr_status tr__put_along_forward(tr_op_call *call)
-{
-    return tr__scatter_add_forward(call);
 }
 
 tr_status tr__scatter_add_backward(tr_backward_call *call)

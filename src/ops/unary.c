@@ -248,7 +248,7 @@ tr_status tr__clamp_forward(tr_op_call *call)
     return tr__elementwise(call, &bodies);
 }
 
-/* ---- Gradients ------------------------------------------------------------------------------------------------- */
+/* ---- Gradients that are compositions --------------------------------------------------------------------------- */
 
 tr_status tr__affine_backward(tr_backward_call *call)
 {
@@ -304,27 +304,3 @@ tr_status tr__pow_backward(tr_backward_call *call)
         call->grad_inputs[0] = tr_mul(call->grad_outputs[0], tr_affine(tr_pow(x, exponent - 1), exponent, 0));
     return TR_OK;
 }
-
-/* The others have a kernel, of the gradient that arrived and of what was saved. */
-#define BACKWARD(name, saved)                                                                                \
-    tr_status tr__##name##_backward(tr_backward_call *call)                                                  \
-    {                                                                                                        \
-        tr_tensor *inputs[] = {call->grad_outputs[0], call->saved[0]};                                       \
-        call->grad_inputs[0] = tr_apply(tr__op(name##_grad), call->attrs, inputs, 2, NULL);                  \
-        return TR_OK;                                                                                        \
-    }
-BACKWARD(abs, inputs)
-BACKWARD(gelu, inputs)
-BACKWARD(gelu_exact, inputs)
-BACKWARD(silu, inputs)
-BACKWARD(mish, inputs)
-BACKWARD(softplus, inputs)
-BACKWARD(log_sigmoid, inputs)
-BACKWARD(hardswish, inputs)
-BACKWARD(hardsigmoid, inputs)
-BACKWARD(leaky_relu, inputs)
-BACKWARD(elu, inputs)
-BACKWARD(clamp, inputs)
-BACKWARD(relu, outputs)
-BACKWARD(tanh, outputs)
-BACKWARD(sigmoid, outputs)
