@@ -219,9 +219,7 @@ tr_status tr__to_infer(tr_op_call *call)
     int64_t stride[TR_MAX_DIMS];
     tr__row_major(x->shape, stride);
     if (device.kind == tr__device_of(x).kind) tr__strides_like(x, x->shape, stride); /* other kinds take row-major only */
-    call->outputs[0] = tr__tensor_new_strided(x->shape, stride, x->dtype, device);
-    call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__output_made(call, 0, tr__tensor_new_strided(x->shape, stride, x->dtype, device));
 }
 
 tr_status tr__to_backward(tr_backward_call *call)

@@ -201,8 +201,7 @@ tr_status tr__interpolate_forward(tr_op_call *call)
     bool last = tr__has_strides(out, out_stride);
     tr_tensor *from = tr__staged(in, dtype, last ? in_stride : NULL, true);
     tr_tensor *to = tr__staged(out, dtype, last ? out_stride : NULL, false);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
+    TR__TRY_ALL(from, to);
 
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
     tr_shape image = x->shape, made = y->shape;
@@ -222,7 +221,7 @@ tr_status tr__interpolate_forward(tr_op_call *call)
         free(table);
         if (atomic_load(&j.no_memory)) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for a row of %s", TR__TEXT(image));
     }
-    return to == out ? TR_OK : tr__copy_elements(out, to);
+    return tr__unstage(out, to);
 }
 
 /* ---- Public function --------------------------------------------------------------------------------------------------- */

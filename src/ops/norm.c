@@ -74,12 +74,6 @@ static tr__rows rows_of(const tr_tensor *x)
     return tr__rows_of(x, x->shape.ndim - 1);
 }
 
-/* Elements first … of a vector of d, or ones. */
-static void read_vector(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to)
-{
-    for (int64_t i = 0; i < n; i++) to[i] = t ? tr__load(t->dtype, tr__ptr(t), (first + i) * t->stride[0]) : otherwise;
-}
-
 typedef struct job {
     const tr_op_call *call;
     tr__rows x, y, g, dx;
@@ -117,8 +111,8 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
         for (int64_t first = 0, n; first < j->x.n; first += n) {
             n = tr__row_block(&j->x, first);
             tr__row_read(&j->x, r, first, n, block);
-            read_vector(j->weight, first, n, 1, weight);
-            read_vector(j->bias, first, n, 0, bias);
+            tr__vector_read(j->weight, first, n, 1, weight);
+            tr__vector_read(j->bias, first, n, 0, bias);
             for (int64_t i = 0; i < n; i++) block[i] = (block[i] - mean) * rstd * weight[i] + bias[i];
             tr__row_write(&j->y, r, first, n, block);
         }
@@ -164,7 +158,7 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
         for (int pass = 0; pass < 2; pass++) {
             for (int64_t first = 0, n; first < j->x.n; first += n) {
                 n = read_block(j, r, first, h, xhat);
-                read_vector(j->weight, first, n, 1, weight);
+                tr__vector_read(j->weight, first, n, 1, weight);
                 for (int64_t i = 0; i < n; i++) {
                     h[i] *= weight[i];
                     if (pass == 0) {
@@ -177,15 +171,6 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
                 if (pass == 1) tr__row_write(&j->dx, r, first, n, h);
             }
         }
-    }
-}
-
-static void put_vector(tr_tensor *t, int64_t first, int64_t n, const double *values, bool accumulate)
-{
-    for (int64_t i = 0; t && i < n; i++) {
-        int64_t at = (first + i) * t->stride[0];
-        double old = accumulate ? tr__load(t->dtype, tr__ptr(t), at) : 0;
-        tr__store(t->dtype, tr__ptr(t), at, old + values[i]);
     }
 }
 
@@ -205,8 +190,8 @@ static void backward_columns(void *arg, int64_t begin, int64_t end)
                 dbias[i] += g[i];
             }
         }
-        put_vector(j->call->outputs[1], first, n, dweight, attrs->accumulate_weight);
-        put_vector(j->call->outputs[2], first, n, dbias, attrs->accumulate_bias);
+        tr__vector_put(j->call->outputs[1], first, n, dweight, attrs->accumulate_weight);
+        tr__vector_put(j->call->outputs[2], first, n, dbias, attrs->accumulate_bias);
     }
 }
 

@@ -41,30 +41,13 @@ static tr_tensor *reduce(const tr_op *op, const tr_reduce_options *o)
     return tr_apply(op, &attrs, &x, 1, NULL);
 }
 
-tr_tensor *tr_sum_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(sum), options);
-}
-
-tr_tensor *tr_mean_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(mean), options);
-}
-
-tr_tensor *tr_max_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(max), options);
-}
-
-tr_tensor *tr_min_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(min), options);
-}
-
-tr_tensor *tr_prod_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(prod), options);
-}
+#define REDUCE(name) \
+    tr_tensor *tr_##name##_with(const tr_reduce_options *options) { return reduce(tr__op(name), options); }
+REDUCE(sum)
+REDUCE(mean)
+REDUCE(max)
+REDUCE(min)
+REDUCE(prod)
 
 static tr_tensor *place_of(const tr_op *op, tr_tensor *x, int dim)
 {

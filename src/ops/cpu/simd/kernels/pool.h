@@ -118,12 +118,7 @@ LANES_INLINE void pool_grad_rows_of(tr_dtype dtype, const pool_job *j, int64_t b
                                   pool_gradient(dtype, j, image, place, down, j->along[ix], i, m)););
     }
 }
-
-static void pool_grad_rows(void *arg, int64_t begin, int64_t end)
-{
-    const pool_job *j = arg;
-    OF_DTYPE(j->dtype, pool_grad_rows_of, j, begin, end);
-}
+BODY_OF_DTYPE(pool_grad_rows, pool_job)
 
 /* Whether each place of an image is in one window: the gradient of a window then goes to its places, and is read once. */
 static bool pool_windows_tile(const tr__pool2d *s)
@@ -155,19 +150,9 @@ LANES_INLINE void pool_grad_tiles_of(tr_dtype dtype, const pool_job *j, int64_t 
         }
     }
 }
-
-static void pool_grad_tiles(void *arg, int64_t begin, int64_t end)
-{
-    const pool_job *j = arg;
-    OF_DTYPE(j->dtype, pool_grad_tiles_of, j, begin, end);
-}
+BODY_OF_DTYPE(pool_grad_tiles, pool_job)
 
 /* ---- Kernels --------------------------------------------------------------------------------------------------------- */
-
-static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
-{
-    return to == staged ? TR_OK : tr__copy_elements(to, staged);
-}
 
 static tr_status pool_run_gradient(pool_job *j, tr__pool *pool, int64_t grain)
 {
@@ -198,15 +183,13 @@ static tr_status pool2d_kernel(tr_op_call *call)
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to, *at = NULL; /* where maxima are; NULL: means */
     if (call->op == tr__op(max_pool2d)) at = tr__staged_images(call->outputs[1], TR_I32, false);
     if (call->op == tr__op(max_pool2d_grad)) at = tr__staged_images(call->inputs[1], TR_I32, true);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
-    if (at) TR__TRY(tr_status_of(at));
+    TR__TRY_ALL(from, to, at);
     pool_job j = {tr__pool2d_of(x, y, call->attrs), dtype, tr__ptr(x), tr__ptr(y), at ? tr__ptr(at) : NULL, NULL};
     int64_t rows = j.s.n * (gradient ? j.s.h : j.s.oh), grain = tr__row_grain(tr__numel(x->shape) / (rows ? rows : 1));
     if (gradient) TR__TRY(pool_run_gradient(&j, tr__pool_of(x), grain));
     else tr__pool_for(tr__pool_of(x), rows, grain, pool_rows, &j);
-    if (call->op == tr__op(max_pool2d)) TR__TRY(pool_bring_back(call->outputs[1], at));
-    return pool_bring_back(call->outputs[0], to);
+    if (call->op == tr__op(max_pool2d)) TR__TRY(tr__unstage(call->outputs[1], at));
+    return tr__unstage(call->outputs[0], to);
 }
 
 #endif
