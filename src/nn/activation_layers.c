@@ -11,11 +11,10 @@ typedef struct activation {
     tr_tensor *(*function)(tr_tensor *x);
 } activation;
 
-static tr_tensor *activation_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *activation_forward(tr_module *self, tr_tensor *x)
 {
     const activation *a = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    return failed ? failed : a->function(inputs[0]);
+    return a->function(x);
 }
 
 /* Addresses differ between processes. */
@@ -35,7 +34,7 @@ static const char *name_of(tr_tensor *(*function)(tr_tensor *x))
 tr_module *tr_activation_layer(tr_tensor *(*function)(tr_tensor *x))
 {
     if (!function) return tr_module_fail(TR_INVALID, "activation: the function is NULL");
-    tr_module *module = tr_module_new("activation", sizeof(activation), activation_forward);
+    tr_module *module = tr__layer_new("activation", sizeof(activation), activation_forward);
     activation *a = tr_module_state(module);
     if (!a) return module;
     a->function = function;
@@ -59,18 +58,16 @@ typedef struct with_arguments {
     int dim;
 } with_arguments;
 
-static tr_tensor *with_arguments_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *with_arguments_forward(tr_module *self, tr_tensor *x)
 {
     const with_arguments *w = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    if (w->of_one) return w->of_one(inputs[0], w->a);
-    return w->of_two ? w->of_two(inputs[0], w->a, w->b) : w->of_dim(inputs[0], w->dim);
+    if (w->of_one) return w->of_one(x, w->a);
+    return w->of_two ? w->of_two(x, w->a, w->b) : w->of_dim(x, w->dim);
 }
 
 static tr_module *layer_of(const char *name, with_arguments state)
 {
-    tr_module *module = tr_module_new(name, sizeof state, with_arguments_forward);
+    tr_module *module = tr__layer_new(name, sizeof state, with_arguments_forward);
     with_arguments *w = tr_module_state(module);
     if (!w) return module;
     *w = state;
@@ -123,18 +120,17 @@ typedef struct prelu {
 } prelu;
 
 /* x: [batch, channels, …] -> as x */
-static tr_tensor *prelu_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *prelu_forward(tr_module *self, tr_tensor *x)
 {
     const prelu *p = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    return failed ? failed : tr_prelu_op(inputs[0], p->weight);
+    return tr_prelu_op(x, p->weight);
 }
 
 tr_module *tr_prelu_with(const tr_prelu_options *o)
 {
     if (o->channels < 0) return tr_module_fail(TR_INVALID, "prelu: channels must not be negative, not %" PRId64, o->channels);
     TR_SCOPE;
-    tr_module *module = tr_module_new("prelu", sizeof(prelu), prelu_forward);
+    tr_module *module = tr__layer_new("prelu", sizeof(prelu), prelu_forward);
     prelu *p = tr_module_state(module);
     if (!p) return tr_escape(module);
     p->weight = tr_module_parameter(module, "weight",

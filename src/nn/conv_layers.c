@@ -13,15 +13,13 @@ typedef struct conv {
 } conv;
 
 /* x: [batch, in, …] -> [batch, out, …] */
-static tr_tensor *conv_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *conv_forward(tr_module *self, tr_tensor *x)
 {
     const conv *c = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
     if (c->run)
-        return c->run(&(tr_conv2d_op_options){.size = sizeof(tr_conv2d_op_options), .x = inputs[0], .weight = c->weight,
+        return c->run(&(tr_conv2d_op_options){.size = sizeof(tr_conv2d_op_options), .x = x, .weight = c->weight,
             .bias = c->bias, .stride = c->stride, .padding = c->padding, .dilation = c->dilation, .groups = c->groups});
-    return c->run_transposed(&(tr_conv_transpose2d_op_options){.size = sizeof(tr_conv_transpose2d_op_options), .x = inputs[0],
+    return c->run_transposed(&(tr_conv_transpose2d_op_options){.size = sizeof(tr_conv_transpose2d_op_options), .x = x,
         .weight = c->weight, .bias = c->bias, .stride = c->stride, .padding = c->padding,
         .output_padding = c->output_padding, .dilation = c->dilation, .groups = c->groups});
 }
@@ -52,7 +50,7 @@ static tr_module *conv_new(const char *name, int dims, conv kind, const conv_opt
     int64_t groups = TR__OR(o, groups, 1);
     if (check(name, o, groups) != TR_OK) return tr__object_failed(&tr__module_type);
     TR_SCOPE;
-    tr_module *module = tr_module_new(name, sizeof(conv), conv_forward);
+    tr_module *module = tr__layer_new(name, sizeof(conv), conv_forward);
     conv *c = tr_module_state(module);
     if (!c) return tr_escape(module);
     *c = kind;

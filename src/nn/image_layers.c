@@ -12,13 +12,11 @@ typedef struct pool2d {
     tr_tensor *(*function)(const tr_pool2d_options *options);
 } pool2d;
 
-static tr_tensor *pool2d_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *pool2d_forward(tr_module *self, tr_tensor *x)
 {
     const pool2d *p = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
     tr_pool2d_options options = p->options;
-    options.x = inputs[0];
+    options.x = x;
     return p->function(&options);
 }
 
@@ -29,7 +27,7 @@ static tr_module *pool2d_new(const char *name, const tr_pool2d_layer_options *o,
     if (o->kernel < 1 || stride < 1 || o->padding < 0 || o->padding > o->kernel / 2)
         return tr_module_fail(TR_INVALID, "%s: kernel %d and stride %d must be positive, padding %d at most half the kernel",
             name, o->kernel, stride, o->padding);
-    tr_module *module = tr_module_new(name, sizeof(pool2d), pool2d_forward);
+    tr_module *module = tr__layer_new(name, sizeof(pool2d), pool2d_forward);
     pool2d *p = tr_module_state(module);
     if (!p) return module;
     p->options = (tr_pool2d_options){.size = sizeof p->options, .kernel = o->kernel, .stride = stride, .padding = o->padding};
@@ -64,12 +62,10 @@ typedef struct adaptive_pool {
     tr_tensor *(*of_sequences)(tr_tensor *x, int64_t length); /* or this one */
 } adaptive_pool;
 
-static tr_tensor *adaptive_pool_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *adaptive_pool_forward(tr_module *self, tr_tensor *x)
 {
     const adaptive_pool *p = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    return p->of_images ? p->of_images(inputs[0], p->height, p->width) : p->of_sequences(inputs[0], p->width);
+    return p->of_images ? p->of_images(x, p->height, p->width) : p->of_sequences(x, p->width);
 }
 
 static tr_module *adaptive_pool_new(const char *name, adaptive_pool state)
@@ -77,7 +73,7 @@ static tr_module *adaptive_pool_new(const char *name, adaptive_pool state)
     if (state.height < 1 || state.width < 1)
         return tr_module_fail(TR_INVALID, "%s: the output's sizes must be positive, not %" PRId64 " and %" PRId64, name, state.height,
             state.width);
-    tr_module *module = tr_module_new(name, sizeof(adaptive_pool), adaptive_pool_forward);
+    tr_module *module = tr__layer_new(name, sizeof(adaptive_pool), adaptive_pool_forward);
     adaptive_pool *p = tr_module_state(module);
     if (!p) return module;
     *p = state;
@@ -107,12 +103,10 @@ tr_module *tr_adaptive_max_pool1d_layer(int64_t length)
 
 /* ---- Another size -------------------------------------------------------------------------------------------------------- */
 
-static tr_tensor *interpolate_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *interpolate_forward(tr_module *self, tr_tensor *x)
 {
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
     tr_interpolate_options options = *(const tr_interpolate_options *)self->state;
-    options.x = inputs[0];
+    options.x = x;
     return tr_interpolate_with(&options);
 }
 
@@ -121,7 +115,7 @@ tr_module *tr_interpolate_layer_with(const tr_interpolate_layer_options *o)
     if (!(o->scale >= 0) || o->height < 0 || o->width < 0 || (o->scale > 0) == (o->width > 0))
         return tr_module_fail(TR_INVALID, "interpolate: it takes a scale above 0, or the sizes of the result: they are %g, %" PRId64
             " and %" PRId64, o->scale, o->height, o->width);
-    tr_module *module = tr_module_new("interpolate", sizeof(tr_interpolate_options), interpolate_forward);
+    tr_module *module = tr__layer_new("interpolate", sizeof(tr_interpolate_options), interpolate_forward);
     tr_interpolate_options *options = tr_module_state(module);
     if (options)
         *options = (tr_interpolate_options){.size = sizeof *options, .height = o->height, .width = o->width,
@@ -150,12 +144,9 @@ static tr_status count_batch(tr_tensor *batches)
 }
 
 /* x: [batch, channels, …] -> the same shape */
-static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *x)
 {
     const batch_norm *b = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    tr_tensor *x = inputs[0];
     if (b->of_images ? tr_ndim(x) != 4 : tr_ndim(x) != 2 && tr_ndim(x) != 3)
         return tr_tensor_fail(TR_SHAPE, "x is %s: it must be %s", TR__TEXT(tr_shape_of(x)),
             b->of_images ? "[batch, channels, height, width]" : "[batch, channels] or [batch, channels, length]");
@@ -176,7 +167,7 @@ static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batc
         return tr_module_fail(TR_INVALID, "%s: eps must not be negative and momentum in 0 … 1, they are %g and %g", name,
             o->eps, o->momentum);
     TR_SCOPE;
-    tr_module *module = tr_module_new(name, sizeof(batch_norm), batch_norm_forward);
+    tr_module *module = tr__layer_new(name, sizeof(batch_norm), batch_norm_forward);
     batch_norm *b = tr_module_state(module);
     if (!b) return tr_escape(module);
     tr_shape shape = TR_SHAPE(o->channels);
@@ -210,7 +201,7 @@ static void batch_norm_release(void *state)
 
 bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
 {
-    if (module->forward != batch_norm_forward) return false;
+    if (module->layer != batch_norm_forward) return false;
     batch_norm *b = module->state;
     void *before = b->user;
     b->normalize = normalize;
@@ -223,20 +214,19 @@ bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *
 
 /* ---- Flatten --------------------------------------------------------------------------------------------------------- */
 
-static tr_tensor *flatten_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *flatten_forward(tr_module *self, tr_tensor *x)
 {
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    tr_shape shape = tr_shape_of(inputs[0]);
+    (void)self;
+    tr_shape shape = tr_shape_of(x);
     if (shape.ndim < 1) return tr_tensor_fail(TR_SHAPE, "flatten: x is a scalar: it must be [batch, …]");
     int64_t rest = 1;
     for (int d = 1; d < shape.ndim; d++) rest *= shape.dim[d];
-    return tr_reshape(inputs[0], TR_SHAPE(shape.dim[0], rest));
+    return tr_reshape(x, TR_SHAPE(shape.dim[0], rest));
 }
 
 tr_module *tr_flatten_layer(void)
 {
-    return tr_module_new("flatten", 0, flatten_forward);
+    return tr__layer_new("flatten", 0, flatten_forward);
 }
 
 /* ---- Unflatten ------------------------------------------------------------------------------------------------------- */
@@ -246,16 +236,15 @@ typedef struct unflatten {
     tr_shape shape;
 } unflatten;
 
-static tr_tensor *unflatten_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *unflatten_forward(tr_module *self, tr_tensor *x)
 {
     const unflatten *u = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    return failed ? failed : tr_unflatten(inputs[0], u->dim, u->shape);
+    return tr_unflatten(x, u->dim, u->shape);
 }
 
 tr_module *tr_unflatten_layer(int dim, tr_shape shape)
 {
-    tr_module *module = tr_module_new("unflatten", sizeof(unflatten), unflatten_forward);
+    tr_module *module = tr__layer_new("unflatten", sizeof(unflatten), unflatten_forward);
     unflatten *u = tr_module_state(module);
     if (!u) return module;
     *u = (unflatten){dim, shape};

@@ -10,10 +10,21 @@
 #include <math.h>
 #include <stdio.h>
 
-tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *missing_input(const tr_module *self, int n)
 {
-    if (n == 1 && inputs[0]) return NULL;
     return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
+}
+
+static tr_tensor *layer_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    return n == 1 && inputs[0] ? self->layer(self, inputs[0]) : missing_input(self, n);
+}
+
+tr_module *tr__layer_new(const char *name, size_t state_bytes, tr_tensor *(*layer)(tr_module *self, tr_tensor *x))
+{
+    tr_module *module = tr_module_new(name, state_bytes, layer_forward);
+    if (!tr__error_of(module)) module->layer = layer;
+    return module;
 }
 
 /* ---- Linear: y = x W^T + b (+ residual) -------------------------------------------------------------------------- */
@@ -28,8 +39,7 @@ typedef struct linear {
 static tr_tensor *linear_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const linear *l = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n == 2 ? 1 : n);
-    if (failed) return failed;
+    if (n < 1 || n > 2 || !inputs[0]) return missing_input(self, n == 2 ? 1 : n);
     tr_tensor *residual = n == 2 ? inputs[1] : NULL;
     return tr_linear_op(inputs[0], l->weight, .bias = l->bias, .residual = residual, .in_out = l->in_out,
         .activation = l->activation);
@@ -64,12 +74,10 @@ typedef struct embedding {
 } embedding;
 
 /* ids: [...] -> [..., dim] */
-static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *embedding_forward(tr_module *self, tr_tensor *x)
 {
     const embedding *e = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    return tr_embedding_op(inputs[0], e->weight);
+    return tr_embedding_op(x, e->weight);
 }
 
 tr_module *tr_embedding_with(const tr_embedding_options *o)
@@ -80,7 +88,7 @@ tr_module *tr_embedding_with(const tr_embedding_options *o)
     if (!(o->init_std >= 0))
         return tr_module_fail(TR_INVALID, "embedding: init_std must not be negative, it is %g", o->init_std);
     TR_SCOPE;
-    tr_module *module = tr_module_new("embedding", sizeof(embedding), embedding_forward);
+    tr_module *module = tr__layer_new("embedding", sizeof(embedding), embedding_forward);
     embedding *e = tr_module_state(module);
     if (!e) return tr_escape(module);
     e->weight = tr_module_parameter(module, "weight", tr__init_normal(TR_SHAPE(o->rows, o->dim), o->dtype,
@@ -96,12 +104,10 @@ typedef struct layer_norm {
 } layer_norm;
 
 /* x: [..., dim] -> [..., dim] */
-static tr_tensor *layer_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *layer_norm_forward(tr_module *self, tr_tensor *x)
 {
     const layer_norm *l = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    return tr_layer_norm_op(inputs[0], l->weight, l->bias, l->eps);
+    return tr_layer_norm_op(x, l->weight, l->bias, l->eps);
 }
 
 tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
@@ -109,7 +115,7 @@ tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
     if (o->dim < 1) return tr_module_fail(TR_INVALID, "layer_norm: dim must be positive, not %" PRId64, o->dim);
     if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "layer_norm: eps must not be negative, it is %g", o->eps);
     TR_SCOPE;
-    tr_module *module = tr_module_new("layer_norm", sizeof(layer_norm), layer_norm_forward);
+    tr_module *module = tr__layer_new("layer_norm", sizeof(layer_norm), layer_norm_forward);
     layer_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->eps = TR__OR(o, eps, 1e-5);
@@ -127,11 +133,10 @@ typedef struct rms_norm {
 } rms_norm;
 
 /* x: [..., dim] -> [..., dim] */
-static tr_tensor *rms_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *rms_norm_forward(tr_module *self, tr_tensor *x)
 {
     const rms_norm *l = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    return failed ? failed : tr_rms_norm_op(inputs[0], l->weight, l->eps);
+    return tr_rms_norm_op(x, l->weight, l->eps);
 }
 
 tr_module *tr_rms_norm_with(const tr_rms_norm_options *o)
@@ -139,7 +144,7 @@ tr_module *tr_rms_norm_with(const tr_rms_norm_options *o)
     if (o->dim < 1) return tr_module_fail(TR_INVALID, "rms_norm: dim must be positive, not %" PRId64, o->dim);
     if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "rms_norm: eps must not be negative, it is %g", o->eps);
     TR_SCOPE;
-    tr_module *module = tr_module_new("rms_norm", sizeof(rms_norm), rms_norm_forward);
+    tr_module *module = tr__layer_new("rms_norm", sizeof(rms_norm), rms_norm_forward);
     rms_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->eps = TR__OR(o, eps, 1e-6);
@@ -157,11 +162,10 @@ typedef struct group_norm {
 } group_norm;
 
 /* x: [batch, channels, …] -> as x */
-static tr_tensor *group_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *group_norm_forward(tr_module *self, tr_tensor *x)
 {
     const group_norm *l = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    return failed ? failed : tr_group_norm_op(inputs[0], l->groups, l->weight, l->bias, l->eps);
+    return tr_group_norm_op(x, l->groups, l->weight, l->bias, l->eps);
 }
 
 tr_module *tr_group_norm_with(const tr_group_norm_options *o)
@@ -171,7 +175,7 @@ tr_module *tr_group_norm_with(const tr_group_norm_options *o)
             o->channels, o->groups);
     if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "group_norm: eps must not be negative, it is %g", o->eps);
     TR_SCOPE;
-    tr_module *module = tr_module_new("group_norm", sizeof(group_norm), group_norm_forward);
+    tr_module *module = tr__layer_new("group_norm", sizeof(group_norm), group_norm_forward);
     group_norm *l = tr_module_state(module);
     if (!l) return tr_escape(module);
     l->groups = o->groups;
@@ -201,25 +205,23 @@ static tr_status renew_dropout(const tr__live_source *source, void *attrs)
 
 static const tr__live_source_type dropout_source = {.renew = renew_dropout};
 
-static tr_tensor *dropout_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *dropout_forward(tr_module *self, tr_tensor *x)
 {
     const dropout *d = self->state;
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
-    if (self->evaluating || d->p == 0) return inputs[0];
+    if (self->evaluating || d->p == 0) return x;
     /* Without a seed every step would drop the same elements, and nobody would notice. */
     if (!self->seeded)
         return tr_tensor_fail(TR_STATE, "dropout: no random numbers: call tr_seed(model, seed, .step = …) before each "
             "forward in training, or tr_eval(model)");
     tr_dropout_attrs attrs = {.p = d->p, .seed = self->key, .step = self->step, .first_sample = self->first_sample,
         .source = tr__capture_source(&(tr__live_source){.object = self, .type = &dropout_source})};
-    return tr_apply(tr__op(dropout), &attrs, inputs, 1, NULL);
+    return tr_apply(tr__op(dropout), &attrs, &x, 1, NULL);
 }
 
 tr_module *tr_dropout_layer(double p)
 {
     if (!(p >= 0 && p < 1)) return tr_module_fail(TR_INVALID, "dropout: p must be in [0, 1), it is %g", p);
-    tr_module *module = tr_module_new("dropout", sizeof(dropout), dropout_forward);
+    tr_module *module = tr__layer_new("dropout", sizeof(dropout), dropout_forward);
     dropout *d = tr_module_state(module);
     if (!d) return module;
     d->p = p;
@@ -230,14 +232,12 @@ tr_module *tr_dropout_layer(double p)
 /* ---- Sequential -------------------------------------------------------------------------------------------------- */
 
 /* Releases each module's input once its output exists, so that without a graph only two activations live at a time. */
-static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *sequential_forward(tr_module *self, tr_tensor *x)
 {
-    tr_tensor *failed = tr__check_input(self, inputs, n);
-    if (failed) return failed;
     int last = self->count - 1; /* skip members that are not modules, such as a user's parameters */
     while (last >= 0 && self->members[last].kind != TR__CHILD) last--;
-    if (last < 0) return inputs[0];
-    tr_tensor *x = tr_keep(inputs[0]);
+    if (last < 0) return x;
+    x = tr_keep(x);
     for (int i = 0; i < last; i++) {
         if (self->members[i].kind != TR__CHILD) continue;
         TR_SCOPE;
@@ -253,7 +253,7 @@ static tr_tensor *sequential_forward(tr_module *self, tr_tensor *const *inputs, 
 
 tr_module *tr_sequential_n(tr_module *const *modules, int n)
 {
-    tr_module *sequential = tr_module_new("sequential", 0, sequential_forward);
+    tr_module *sequential = tr__layer_new("sequential", 0, sequential_forward);
     for (int i = 0; i < n; i++) {
         if (!modules[i]) return tr_module_fail(TR_INVALID, "sequential: module %d of %d is NULL", i, n);
         char name[16];

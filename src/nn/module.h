@@ -27,6 +27,7 @@ struct tr_module {
     tr_forward_function forward;       /* NULL: a container, or: */
     tr_forward_many_function many;     /* with so many outputs; NULL: forward, which has one */
     int n_outputs;
+    tr_tensor *(*layer)(tr_module *self, tr_tensor *x); /* what forward calls, of tr__layer_new()'s */
     void (*release)(void *state);      /* NULL, or gives back what state holds; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
     int count, capacity;
@@ -65,8 +66,8 @@ typedef tr_tensor *tr__normalizer(const tr_batch_norm_op_options *options, void 
 /* Makes a module compute so, if it is one: it takes a reference to user. Returns whether it is. */
 bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user);
 
-/* NULL when there is the one input that a layer takes; else the tensor in error to return. */
-tr_tensor *tr__check_input(const tr_module *self, tr_tensor *const *inputs, int n);
+/* A module of one input, which is there when layer is called. */
+tr_module *tr__layer_new(const char *name, size_t state_bytes, tr_tensor *(*layer)(tr_module *self, tr_tensor *x));
 
 /* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32. */
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);

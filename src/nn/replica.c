@@ -72,6 +72,7 @@ static tr_status copy_module(copying *c, const tr_module *module, tr_module **ou
     TR__TRY(note(c, module, copy));
     if (module->state_bytes) memcpy(copy->state, module->state, module->state_bytes);
     copy->many = module->many;
+    copy->layer = module->layer;
     copy->n_outputs = module->n_outputs;
     copy->evaluating = module->evaluating;
     copy->recompute = module->recompute;

@@ -179,12 +179,41 @@ tr__attention tr__attention_of(const tr_op_call *call)
     return a;
 }
 
-/* ---- Reference ----------------------------------------------------------------------------------------------------- */
+/* ---- Running by heads ---------------------------------------------------------------------------------------------- */
 
 typedef struct task {
     const tr__attention *a;
-    atomic_int status;
+    const tr__attention_kernels *kernels;
+    size_t bytes; /* of scratch */
+    atomic_bool no_memory;
 } task;
+
+static void run_heads(void *arg, int64_t begin, int64_t end)
+{
+    task *work = arg;
+    const tr__attention *a = work->a;
+    float *scratch = tr__cpu_alloc(a->device.index, work->bytes);
+    if (!scratch) {
+        atomic_store(&work->no_memory, true);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++)
+        (a->grad ? work->kernels->backward : work->kernels->forward)(a, i, i + 1 < end ? i + 1 : i, scratch);
+    tr__cpu_free(a->device.index, scratch, work->bytes);
+}
+
+tr_status tr__attention_run(const tr_op_call *call, const tr__attention_kernels *kernels)
+{
+    tr__attention a = tr__attention_of(call);
+    task work = {.a = &a, .kernels = kernels};
+    work.bytes = sizeof(float) * (a.grad ? kernels->backward_scratch : kernels->forward_scratch)(&a);
+    tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
+    if (!atomic_load(&work.no_memory)) return TR_OK;
+    return tr__fail(TR_NO_MEMORY, "%s: no memory for the %zu bytes that a head of %lld queries and %lld keys takes",
+        call->op->name, work.bytes, (long long)a.queries, (long long)a.keys);
+}
+
+/* ---- Reference ----------------------------------------------------------------------------------------------------- */
 
 /* [rows, dim] of one (batch, head), in f64. */
 static void load_head(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, double *out)
@@ -213,26 +242,26 @@ static void add_scaled(double *y, double scale, const double *x, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] += scale * x[i];
 }
 
-static bool may_look(const tr__attention *a, int64_t batch, int64_t head, int64_t i, int64_t j)
+static bool may_look(const tr__attention *a, int64_t number, int64_t i, int64_t j)
 {
     const uint8_t *mask = a->mask.data;
-    return !mask || mask[tr__heads_at(&a->mask, batch, head) + i * a->mask.stride[2] + j * a->mask.stride[3]];
+    return !mask || mask[tr__head_at(a, &a->mask, number) + i * a->mask.stride[2] + j * a->mask.stride[3]];
 }
 
-static int64_t lse_at(const tr__attention *a, int64_t batch, int64_t head, int64_t i)
+static int64_t lse_at(const tr__attention *a, int64_t number, int64_t i)
 {
-    return tr__heads_at(&a->lse, batch, head) + i * a->lse.stride[2];
+    return tr__head_at(a, &a->lse, number) + i * a->lse.stride[2];
 }
 
 /* scores[j] = exp(q·k_j * scale - max) of the keys that q may see, 0 of others; returns their log-sum-exp, -inf for none. */
-static double weigh(const tr__attention *a, int64_t batch, int64_t head, int64_t i, const double *q, const double *k,
+static double weigh(const tr__attention *a, int64_t number, int64_t i, const double *q, const double *k,
     double *scores)
 {
     double max = -INFINITY, sum = 0;
     int64_t seen = tr__keys_seen(a, i), visible = 0;
     for (int64_t j = 0; j < seen; j++) {
         scores[j] = -INFINITY;
-        if (!may_look(a, batch, head, i, j)) continue;
+        if (!may_look(a, number, i, j)) continue;
         visible++;
         scores[j] = dot(q, k + j * a->dim, a->dim) * a->scale;
         if (scores[j] > max) max = scores[j];
@@ -245,20 +274,26 @@ static double weigh(const tr__attention *a, int64_t batch, int64_t head, int64_t
     return visible ? max + log(sum) : -INFINITY;
 }
 
-static void forward_head(const tr__attention *a, int64_t batch, int64_t head, double *scratch)
+static size_t forward_scratch(const tr__attention *a)
 {
-    double *q = scratch, *o = q + a->queries * a->dim, *k = o + a->queries * a->dim, *v = k + a->keys * a->dim;
+    return sizeof(double) / sizeof(float) * (size_t)(2 * (a->queries + a->keys) * a->dim + a->keys + 1);
+}
+
+static void forward_head(const tr__attention *a, int64_t number, int64_t next, float *scratch)
+{
+    (void)next;
+    double *q = (double *)(void *)scratch, *o = q + a->queries * a->dim, *k = o + a->queries * a->dim, *v = k + a->keys * a->dim;
     double *scores = v + a->keys * a->dim;
-    load_head(a, &a->q, tr__heads_at(&a->q, batch, head), a->queries, q);
-    load_head(a, &a->k, tr__heads_at(&a->k, batch, head), a->keys, k);
-    load_head(a, &a->v, tr__heads_at(&a->v, batch, head), a->keys, v);
+    load_head(a, &a->q, tr__head_at(a, &a->q, number), a->queries, q);
+    load_head(a, &a->k, tr__head_at(a, &a->k, number), a->keys, k);
+    load_head(a, &a->v, tr__head_at(a, &a->v, number), a->keys, v);
     memset(o, 0, sizeof *o * (size_t)(a->queries * a->dim));
     for (int64_t i = 0; i < a->queries; i++) {
-        double lse = weigh(a, batch, head, i, q + i * a->dim, k, scores);
-        tr__store(lse_dtype(a->dtype), a->lse.data, lse_at(a, batch, head, i), lse);
+        double lse = weigh(a, number, i, q + i * a->dim, k, scores);
+        tr__store(lse_dtype(a->dtype), a->lse.data, lse_at(a, number, i), lse);
         for (int64_t j = 0; j < tr__keys_seen(a, i); j++) add_scaled(o + i * a->dim, scores[j], v + j * a->dim, a->dim);
     }
-    store_head(a, &a->o, tr__heads_at(&a->o, batch, head), a->queries, o);
+    store_head(a, &a->o, tr__head_at(a, &a->o, number), a->queries, o);
 }
 
 /* What backward reads and writes of one (batch, head). */
@@ -267,13 +302,13 @@ typedef struct head_grads {
     double *k, *v, *dk, *dv; /* [keys, dim] */
 } head_grads;
 
-static void backward_query(const tr__attention *a, int64_t batch, int64_t head, int64_t i, const head_grads *h)
+static void backward_query(const tr__attention *a, int64_t number, int64_t i, const head_grads *h)
 {
     const double *q = h->q + i * a->dim, *g = h->g + i * a->dim;
     double delta = dot(g, h->o + i * a->dim, a->dim);
-    double lse = tr__load(lse_dtype(a->dtype), a->lse.data, lse_at(a, batch, head, i));
+    double lse = tr__load(lse_dtype(a->dtype), a->lse.data, lse_at(a, number, i));
     for (int64_t j = 0; j < tr__keys_seen(a, i); j++) {
-        if (!may_look(a, batch, head, i, j)) continue;
+        if (!may_look(a, number, i, j)) continue;
         const double *k = h->k + j * a->dim, *v = h->v + j * a->dim;
         double p = exp(dot(q, k, a->dim) * a->scale - lse), ds = p * (dot(g, v, a->dim) - delta) * a->scale;
         add_scaled(h->dv + j * a->dim, p, g, a->dim);
@@ -282,10 +317,16 @@ static void backward_query(const tr__attention *a, int64_t batch, int64_t head, 
     }
 }
 
-static void backward_head(const tr__attention *a, int64_t batch, int64_t head, double *scratch)
+static size_t backward_scratch(const tr__attention *a)
 {
+    return sizeof(double) / sizeof(float) * (size_t)(4 * (a->queries + a->keys) * a->dim + 1);
+}
+
+static void backward_head(const tr__attention *a, int64_t number, int64_t next, float *scratch)
+{
+    (void)next;
     int64_t of_queries = a->queries * a->dim, of_keys = a->keys * a->dim;
-    head_grads h = {.dq = scratch};
+    head_grads h = {.dq = (double *)(void *)scratch};
     h.dk = h.dq + of_queries;
     h.dv = h.dk + of_keys;
     h.q = h.dv + of_keys;
@@ -293,50 +334,22 @@ static void backward_head(const tr__attention *a, int64_t batch, int64_t head, d
     h.g = h.o + of_queries;
     h.k = h.g + of_queries;
     h.v = h.k + of_keys;
-    memset(scratch, 0, sizeof *scratch * (size_t)(of_queries + 2 * of_keys));
-    load_head(a, &a->q, tr__heads_at(&a->q, batch, head), a->queries, h.q);
-    load_head(a, &a->o, tr__heads_at(&a->o, batch, head), a->queries, h.o);
-    load_head(a, &a->g, tr__heads_at(&a->g, batch, head), a->queries, h.g);
-    load_head(a, &a->k, tr__heads_at(&a->k, batch, head), a->keys, h.k);
-    load_head(a, &a->v, tr__heads_at(&a->v, batch, head), a->keys, h.v);
-    for (int64_t i = 0; i < a->queries; i++) backward_query(a, batch, head, i, &h);
-    store_head(a, &a->dq, tr__heads_at(&a->dq, batch, head), a->queries, h.dq);
-    store_head(a, &a->dk, tr__heads_at(&a->dk, batch, head), a->keys, h.dk);
-    store_head(a, &a->dv, tr__heads_at(&a->dv, batch, head), a->keys, h.dv);
+    memset(h.dq, 0, sizeof *h.dq * (size_t)(of_queries + 2 * of_keys));
+    load_head(a, &a->q, tr__head_at(a, &a->q, number), a->queries, h.q);
+    load_head(a, &a->o, tr__head_at(a, &a->o, number), a->queries, h.o);
+    load_head(a, &a->g, tr__head_at(a, &a->g, number), a->queries, h.g);
+    load_head(a, &a->k, tr__head_at(a, &a->k, number), a->keys, h.k);
+    load_head(a, &a->v, tr__head_at(a, &a->v, number), a->keys, h.v);
+    for (int64_t i = 0; i < a->queries; i++) backward_query(a, number, i, &h);
+    store_head(a, &a->dq, tr__head_at(a, &a->dq, number), a->queries, h.dq);
+    store_head(a, &a->dk, tr__head_at(a, &a->dk, number), a->keys, h.dk);
+    store_head(a, &a->dv, tr__head_at(a, &a->dv, number), a->keys, h.dv);
 }
 
-static void run_heads(void *arg, int64_t begin, int64_t end)
+tr_status tr__attention_forward(tr_op_call *call)
 {
-    task *work = arg;
-    const tr__attention *a = work->a;
-    int64_t of_queries = a->queries * a->dim, of_keys = a->keys * a->dim;
-    size_t count = (size_t)(a->grad ? 4 * (of_queries + of_keys) : 2 * (of_queries + of_keys) + a->keys);
-    double *scratch = tr__cpu_alloc(a->device.index, sizeof *scratch * (count + 1));
-    if (!scratch) {
-        atomic_store(&work->status, TR_NO_MEMORY);
-        return;
-    }
-    for (int64_t i = begin; i < end; i++) {
-        if (a->grad) backward_head(a, i / a->heads, i % a->heads, scratch);
-        else forward_head(a, i / a->heads, i % a->heads, scratch);
-    }
-    tr__cpu_free(a->device.index, scratch, sizeof *scratch * (count + 1));
+    return tr__attention_run(call, &(tr__attention_kernels){forward_scratch, forward_head, backward_scratch, backward_head});
 }
-
-static tr_status reference(tr_op_call *call)
-{
-    tr__attention a = tr__attention_of(call);
-    task work = {.a = &a};
-    tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
-    if (atomic_load(&work.status) == TR_OK) return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "%s: no memory for one head of %lld queries and %lld keys", call->op->name,
-        (long long)a.queries, (long long)a.keys);
-}
-
-tr_status tr__attention_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__attention_grad_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__self_attention_forward(tr_op_call *call) { return reference(call); }
-tr_status tr__self_attention_grad_forward(tr_op_call *call) { return reference(call); }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
 

@@ -24,14 +24,22 @@ typedef struct tr__attention {
 
 tr__attention tr__attention_of(const tr_op_call *call);
 
-/* Where a (batch, head) starts; and the one with number batch * heads + head. */
-static inline int64_t tr__heads_at(const tr__heads *x, int64_t batch, int64_t head)
-{
-    return batch * x->stride[0] + head * x->stride[1];
-}
+/* Kernels of one (batch, head), number batch * heads + head. next: the one that follows, which may be prefetched, or the same.
+ * scratch: as many floats as the function before says, aligned to 64 bytes. */
+typedef struct tr__attention_kernels {
+    size_t (*forward_scratch)(const tr__attention *a);
+    void (*forward)(const tr__attention *a, int64_t number, int64_t next, float *scratch);
+    size_t (*backward_scratch)(const tr__attention *a);
+    void (*backward)(const tr__attention *a, int64_t number, int64_t next, float *scratch);
+} tr__attention_kernels;
+
+/* Runs a call by them, on the threads of its device. */
+tr_status tr__attention_run(const tr_op_call *call, const tr__attention_kernels *kernels);
+
+/* Where the (batch, head) of that number starts. */
 static inline int64_t tr__head_at(const tr__attention *a, const tr__heads *x, int64_t number)
 {
-    return tr__heads_at(x, number / a->heads, number % a->heads);
+    return number / a->heads * x->stride[0] + number % a->heads * x->stride[1];
 }
 
 /* How many keys, from the first, query i may see for being causal: none to all. */

@@ -65,16 +65,6 @@ typedef struct job {
     const tr_tensor *weight, *bias, *mean, *var;
 } job;
 
-static void read_vector(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to)
-{
-    for (int64_t i = 0; i < n; i++) to[i] = t ? tr__load(t->dtype, tr__ptr(t), (first + i) * t->stride[0]) : otherwise;
-}
-
-static void write_vector(const tr_tensor *t, int64_t first, int64_t n, const double *values)
-{
-    for (int64_t i = 0; i < n; i++) tr__store(t->dtype, tr__ptr(t), (first + i) * t->stride[0], values[i]);
-}
-
 /* The batch's own: first the mean, then the variance around it; zeros of an empty one. */
 static void find_moments(const job *j, int64_t first, int64_t n, double *mean, double *var)
 {
@@ -97,15 +87,15 @@ static void forward_block(const job *j, int64_t first, int64_t n)
 {
     double mean[TR__ROW_BLOCK], var[TR__ROW_BLOCK], weight[TR__ROW_BLOCK], bias[TR__ROW_BLOCK], x[TR__ROW_BLOCK];
     if (j->attrs->frozen) {
-        read_vector(j->mean, first, n, 0, mean);
-        read_vector(j->var, first, n, 1, var);
+        tr__vector_read(j->mean, first, n, 0, mean);
+        tr__vector_read(j->var, first, n, 1, var);
     } else {
         find_moments(j, first, n, mean, var);
     }
-    write_vector(j->call->outputs[1], first, n, mean);
-    write_vector(j->call->outputs[2], first, n, var);
-    read_vector(j->weight, first, n, 1, weight);
-    read_vector(j->bias, first, n, 0, bias);
+    tr__vector_put(j->call->outputs[1], first, n, mean, false);
+    tr__vector_put(j->call->outputs[2], first, n, var, false);
+    tr__vector_read(j->weight, first, n, 1, weight);
+    tr__vector_read(j->bias, first, n, 0, bias);
     for (int64_t r = 0; r < j->x.others.n; r++) {
         tr__row_read(&j->x, r, first, n, x);
         for (int64_t i = 0; i < n; i++) x[i] = (x[i] - mean[i]) / sqrt(var[i] + j->attrs->eps) * weight[i] + bias[i];
@@ -142,23 +132,13 @@ tr_status tr__batch_norm_forward(tr_op_call *call)
     return TR_OK;
 }
 
-/* Adds to a gradient of [c] what stands there already, where that is asked for, and writes it. */
-static void put_vector(tr_tensor *t, int64_t first, int64_t n, double *values, bool accumulate)
-{
-    double old[TR__ROW_BLOCK];
-    if (!t) return;
-    if (accumulate) read_vector(t, first, n, 0, old);
-    for (int64_t i = 0; accumulate && i < n; i++) old[i] += values[i];
-    write_vector(t, first, n, accumulate ? old : values);
-}
-
 static void grad_block(const job *j, int64_t first, int64_t n)
 {
     double mean[TR__ROW_BLOCK], rstd[TR__ROW_BLOCK], weight[TR__ROW_BLOCK], g[TR__ROW_BLOCK], x[TR__ROW_BLOCK];
     double dbias[TR__ROW_BLOCK] = {0}, dweight[TR__ROW_BLOCK] = {0}, count = (double)j->x.others.n;
-    read_vector(j->mean, first, n, 0, mean);
-    read_vector(j->var, first, n, 0, rstd);
-    read_vector(j->weight, first, n, 1, weight);
+    tr__vector_read(j->mean, first, n, 0, mean);
+    tr__vector_read(j->var, first, n, 0, rstd);
+    tr__vector_read(j->weight, first, n, 1, weight);
     for (int64_t i = 0; i < n; i++) rstd[i] = 1 / sqrt(rstd[i] + j->attrs->eps);
     for (int64_t r = 0; r < j->x.others.n; r++) {
         tr__row_read(&j->g, r, first, n, g);
@@ -177,8 +157,8 @@ static void grad_block(const job *j, int64_t first, int64_t n)
         }
         tr__row_write(&j->dx, r, first, n, g);
     }
-    put_vector(j->call->outputs[1], first, n, dweight, j->attrs->accumulate_weight);
-    put_vector(j->call->outputs[2], first, n, dbias, j->attrs->accumulate_bias);
+    tr__vector_put(j->call->outputs[1], first, n, dweight, j->attrs->accumulate_weight);
+    tr__vector_put(j->call->outputs[2], first, n, dbias, j->attrs->accumulate_bias);
 }
 
 static void grad_blocks(void *arg, int64_t begin, int64_t end)

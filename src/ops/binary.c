@@ -2,27 +2,13 @@
 #include "ops/elementwise.h"
 #include "ops/family.h"
 
-/* The loop of one op for one type of numbers: a, b and c are an element of each input. */
-#define BODY(name, type, expression)                                                              \
-    static void name(type *out, const type *const *in, int64_t n, const void *attrs)              \
-    {                                                                                             \
-        (void)attrs;                                                                              \
-        const type *x = in[0], *y = in[1];                                                        \
-        for (int64_t i = 0; i < n; i++) {                                                         \
-            type a = x[i], b = y[i];                                                              \
-            out[i] = (expression);                                                                \
-        }                                                                                         \
-    }
+/* x and y are an element of each input. */
+#define OF_X_Y(type) type x = in[0][i]; type y = in[1][i];
 
-#define BINARY(name, floats)                                                                          \
+#define PUBLIC(name)                                                                                  \
     tr_tensor *tr_##name(tr_tensor *a, tr_tensor *b)                                                  \
     {                                                                                                 \
         return tr_apply(tr__op(name), NULL, (tr_tensor *[]){a, b}, 2, NULL);                          \
-    }                                                                                                 \
-    tr_status tr__##name##_infer(tr_op_call *call)                                                    \
-    {                                                                                                 \
-        TR__TRY(tr__given(call, 1));                                                                  \
-        return tr__elementwise_infer(call, floats);                                                   \
     }
 
 /* Integers wrap around: they are added as unsigned numbers, whose overflow is defined. */
@@ -31,29 +17,20 @@
 #define LARGER(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 #define SMALLER(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 
-#define FOR_ALL(name, float_expression, integer_expression)                        \
-    BINARY(name, false)                                                            \
-    BODY(name##_f64, double, float_expression)                                     \
-    BODY(name##_i64, int64_t, integer_expression)                                  \
-    tr_status tr__##name##_forward(tr_op_call *call)                               \
-    {                                                                              \
-        static const tr__bodies bodies = {.f64 = name##_f64, .i64 = name##_i64};   \
-        return tr__elementwise(call, &bodies);                                     \
-    }
-FOR_ALL(add, a + b, WRAP(a, +, b))
-FOR_ALL(sub, a - b, WRAP(a, -, b))
-FOR_ALL(mul, a * b, WRAP(a, *, b))
-FOR_ALL(maximum, LARGER(a, b), LARGER(a, b))
-FOR_ALL(minimum, SMALLER(a, b), SMALLER(a, b))
+#define BINARY(name, float_expression, integer_expression)                            \
+    PUBLIC(name)                                                                       \
+    TR__ELEMENTS(name##_f64, double, void, OF_X_Y(double), float_expression)           \
+    TR__ELEMENTS(name##_i64, int64_t, void, OF_X_Y(int64_t), integer_expression)       \
+    TR__ELEMENTWISE(name, 2, false, .f64 = name##_f64, .i64 = name##_i64)
+BINARY(add, x + y, WRAP(x, +, y))
+BINARY(sub, x - y, WRAP(x, -, y))
+BINARY(mul, x * y, WRAP(x, *, y))
+BINARY(maximum, LARGER(x, y), LARGER(x, y))
+BINARY(minimum, SMALLER(x, y), SMALLER(x, y))
 
-BINARY(div, true)
-BODY(div_f64, double, a / b)
-
-tr_status tr__div_forward(tr_op_call *call)
-{
-    static const tr__bodies bodies = {.f64 = div_f64};
-    return tr__elementwise(call, &bodies);
-}
+PUBLIC(div)
+TR__ELEMENTS(div_f64, double, void, OF_X_Y(double), x / y)
+TR__ELEMENTWISE(div, 2, true, .f64 = div_f64)
 
 /* Gradients: of the output's shape first, then summed to the input's. */
 
@@ -118,21 +95,6 @@ tr_status tr__minimum_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-tr_status tr__maximum_grad_infer(tr_op_call *call)
-{
-    TR__TRY(tr__given(call, 2));
-    return tr__elementwise_infer(call, true);
-}
-
-static void maximum_grad_f64(double *out, const double *const *in, int64_t n, const void *attrs)
-{
-    (void)attrs;
-    const double *g = in[0], *a = in[1], *b = in[2];
-    for (int64_t i = 0; i < n; i++) out[i] = a[i] < b[i] ? 0 : a[i] == b[i] ? 0.5 * g[i] : g[i];
-}
-
-tr_status tr__maximum_grad_forward(tr_op_call *call)
-{
-    static const tr__bodies bodies = {.f64 = maximum_grad_f64};
-    return tr__elementwise(call, &bodies);
-}
+#define OF_G_X_Y double g = in[0][i]; double x = in[1][i]; double y = in[2][i];
+TR__ELEMENTS(maximum_grad_f64, double, void, OF_G_X_Y, x < y ? 0 : x == y ? 0.5 * g : g)
+TR__ELEMENTWISE(maximum_grad, 3, true, .f64 = maximum_grad_f64)

@@ -69,17 +69,6 @@ tr_status tr__conv2d_infer(tr_op_call *call)
     return tr__output_strided(call, 0, y, stride, call->inputs[0]->dtype);
 }
 
-/* The gradients are computed by tr__op_run(), onto tensors that are there. */
-tr_status tr__conv2d_grad_input_infer(tr_op_call *call)
-{
-    return tr__fail(TR_INTERNAL, "%s: it runs on given outputs", call->op->name);
-}
-
-tr_status tr__conv2d_grad_weight_infer(tr_op_call *call)
-{
-    return tr__conv2d_grad_input_infer(call);
-}
-
 tr__conv2d tr__conv2d_of(const tr_op_call *call)
 {
     const tr_conv2d_attrs *a = call->attrs;
@@ -193,35 +182,25 @@ static double *numbers(const tr_tensor *staged)
     return staged ? tr__ptr(staged) : NULL;
 }
 
-static tr_status bring_back(tr_tensor *to, const tr_tensor *staged)
-{
-    return to == staged ? TR_OK : tr__copy_elements(to, staged);
-}
-
 tr_status tr__conv2d_forward(tr_op_call *call)
 {
     TR_SCOPE;
     tr_tensor *x = stage(call->inputs[0], true), *weight = stage(call->inputs[1], true),
               *bias = stage(call->inputs[2], true), *y = stage(call->outputs[0], false);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(weight));
-    if (bias) TR__TRY(tr_status_of(bias));
-    TR__TRY(tr_status_of(y));
+    TR__TRY_ALL(x, weight, bias, y);
     job j = {tr__conv2d_of(call), numbers(x), numbers(weight), numbers(y), numbers(bias), NULL};
     tr__pool_for(tr__pool_of(x), j.s.n * j.s.k, 1, forward_planes, &j);
-    return bring_back(call->outputs[0], y);
+    return tr__unstage(call->outputs[0], y);
 }
 
 tr_status tr__conv2d_grad_input_forward(tr_op_call *call)
 {
     TR_SCOPE;
     tr_tensor *g = stage(call->inputs[0], true), *weight = stage(call->inputs[1], true), *dx = stage(call->outputs[0], false);
-    TR__TRY(tr_status_of(g));
-    TR__TRY(tr_status_of(weight));
-    TR__TRY(tr_status_of(dx));
+    TR__TRY_ALL(g, weight, dx);
     job j = {tr__conv2d_of(call), numbers(dx), numbers(weight), numbers(g), NULL, NULL};
     tr__pool_for(tr__pool_of(g), j.s.n * j.s.c, 1, grad_input_planes, &j);
-    return bring_back(call->outputs[0], dx);
+    return tr__unstage(call->outputs[0], dx);
 }
 
 /* Memory for a gradient that is summed up: what is there, or zeros. */
@@ -239,8 +218,7 @@ tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
     TR_SCOPE;
     const tr_conv2d_attrs *a = call->attrs;
     tr_tensor *g = stage(call->inputs[0], true), *x = stage(call->inputs[1], true), *dweight, *dbias;
-    TR__TRY(tr_status_of(g));
-    TR__TRY(tr_status_of(x));
+    TR__TRY_ALL(g, x);
     TR__TRY(stage_sum(call->outputs[0], a->accumulate, &dweight));
     TR__TRY(stage_sum(call->outputs[1], a->accumulate_bias, &dbias));
     job j = {.x = numbers(x), .weight = numbers(dweight), .y = numbers(g), .dbias = numbers(dbias)};
@@ -248,18 +226,11 @@ tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
     j.s = dweight ? tr__conv2d_of(call)
                   : (tr__conv2d){.n = y.dim[0], .k = y.dim[1], .oh = y.dim[2], .ow = y.dim[3], .groups = 1};
     tr__pool_for(tr__pool_of(g), j.s.k, 1, grad_weight_channels, &j);
-    if (dweight) TR__TRY(bring_back(call->outputs[0], dweight));
-    return dbias ? bring_back(call->outputs[1], dbias) : TR_OK;
+    if (dweight) TR__TRY(tr__unstage(call->outputs[0], dweight));
+    return dbias ? tr__unstage(call->outputs[1], dbias) : TR_OK;
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
-
-tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumulate)
-{
-    tr_tensor *sums = accumulate ? tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias)) : dbias;
-    TR__TRY(tr__op_run(tr__op(sum), &(tr_reduce_attrs){.dims = 1u | 4u | 8u}, &g, 1, &sums, 1));
-    return sums == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sums}, 2, &dbias, 1);
-}
 
 /* The gradient of x lies as x does. */
 tr_status tr__conv2d_backward(tr_backward_call *call)

@@ -18,7 +18,7 @@ tr_status tr__conv_check_shapes(const char *what, const tr_tensor *x, const tr_t
     int64_t groups, int spatial, bool transposed);
 /* The convolution that a call of conv2d, conv2d_grad_input or conv2d_grad_weight asks for. The last one's outputs[0] is there. */
 tr__conv2d tr__conv2d_of(const tr_op_call *call);
-/* dbias: [k] (+)= the sums of the channels of g: [n, k, oh, ow]. */
-tr_status tr__conv2d_bias_gradient(tr_tensor *g, tr_tensor *dbias, bool accumulate);
+/* The dimensions of images over which the gradient of a bias is summed: all but the channels. */
+enum { TR__CONV2D_PIXELS = 1 | 4 | 8 };
 
 #endif

@@ -51,7 +51,7 @@ tr_status tr__conv_transpose2d_forward(tr_op_call *call)
     tr_tensor bias = *call->inputs[2]; /* [k, 1, 1]; on the stack, so it is nobody's object */
     bias.shape = TR_SHAPE(bias.shape.dim[0], 1, 1);
     bias.stride[1] = bias.stride[2] = 0;
-    return tr__op_run(tr__op(add), NULL, (tr_tensor *[]){y, &bias}, 2, &y, 1);
+    return tr__add_onto(y, &bias);
 }
 
 tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
@@ -75,7 +75,7 @@ tr_status tr__conv_transpose2d_backward(tr_backward_call *call)
         bool accumulate;
         tr_tensor *dbias = tr__grad_target(call, 2, &accumulate);
         TR__TRY(tr_status_of(dbias));
-        TR__TRY(tr__conv2d_bias_gradient(g, dbias, accumulate));
+        TR__TRY(tr__sum_onto(g, TR__CONV2D_PIXELS, dbias, accumulate));
         call->grad_inputs[2] = dbias;
     }
     return TR_OK;

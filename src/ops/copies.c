@@ -146,11 +146,6 @@ tr_status tr__pad_backward(tr_backward_call *call)
 
 /* ---- copy, cast, to -------------------------------------------------------------------------------------------- */
 
-static tr_status copy_elements(tr_op_call *call)
-{
-    return tr__copy_elements(call->outputs[0], call->inputs[0]);
-}
-
 tr_status tr__copy_infer(tr_op_call *call)
 {
     TR__TRY(tr__given(call, 0));
@@ -159,7 +154,7 @@ tr_status tr__copy_infer(tr_op_call *call)
 
 tr_status tr__copy_forward(tr_op_call *call)
 {
-    return copy_elements(call);
+    return tr__copy_elements(call->outputs[0], call->inputs[0]);
 }
 
 tr_status tr__copy_backward(tr_backward_call *call)
@@ -184,11 +179,6 @@ tr_status tr__cast_infer(tr_op_call *call)
     TR__TRY(tr__given(call, 0));
     const tr_tensor *x = call->inputs[0];
     return tr__output_like(call, 0, x, x->shape, ((const tr_cast_attrs *)call->attrs)->dtype);
-}
-
-tr_status tr__cast_forward(tr_op_call *call)
-{
-    return copy_elements(call);
 }
 
 tr_status tr__cast_backward(tr_backward_call *call)
@@ -229,14 +219,7 @@ tr_status tr__to_infer(tr_op_call *call)
     int64_t stride[TR_MAX_DIMS];
     tr__row_major(x->shape, stride);
     if (device.kind == tr__device_of(x).kind) tr__strides_like(x, x->shape, stride); /* other kinds take row-major only */
-    call->outputs[0] = tr__tensor_new_strided(x->shape, stride, x->dtype, device);
-    call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
-}
-
-tr_status tr__to_forward(tr_op_call *call)
-{
-    return copy_elements(call);
+    return tr__output_made(call, 0, tr__tensor_new_strided(x->shape, stride, x->dtype, device));
 }
 
 tr_status tr__to_backward(tr_backward_call *call)

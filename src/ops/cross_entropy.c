@@ -52,11 +52,6 @@ tr_status tr__cross_entropy_infer(tr_op_call *call)
     return attrs->smoothing > 0 ? tr_op_output(call, 4, rows, dtype) : TR_OK;
 }
 
-tr_status tr__cross_entropy_grad_infer(tr_op_call *call)
-{
-    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
-}
-
 tr_status tr__cross_entropy_check(const tr_op_call *call)
 {
     const tr_cross_entropy_attrs *attrs = call->attrs;

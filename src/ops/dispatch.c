@@ -1,4 +1,5 @@
 /* Running an op: errors passed on, shapes inferred, a kernel found, the run recorded. */
+#include "ops/family.h"
 #include "ops/segment.h"
 
 #include "base/clock.h"
@@ -16,7 +17,7 @@ static tr_device device_of_inputs(const tr_op_call *call)
     return tr_cpu(0);
 }
 
-static tr_status set_output(tr_op_call *call, int i, tr_tensor *made)
+tr_status tr__output_made(tr_op_call *call, int i, tr_tensor *made)
 {
     call->outputs[i] = made;
     if (call->n_outputs <= i) call->n_outputs = i + 1;
@@ -27,12 +28,12 @@ tr_status tr_op_output(tr_op_call *call, int i, tr_shape shape, tr_dtype dtype)
 {
     if (i < 0 || i >= TR_OP_MAX_OUTPUTS)
         return tr__fail(TR_INVALID, "%s: output %d: an op has at most %d", call->op->name, i, TR_OP_MAX_OUTPUTS);
-    return set_output(call, i, tr__tensor_new(shape, dtype, device_of_inputs(call)));
+    return tr__output_made(call, i, tr__tensor_new(shape, dtype, device_of_inputs(call)));
 }
 
 tr_status tr__output_strided(tr_op_call *call, int i, tr_shape shape, const int64_t *stride, tr_dtype dtype)
 {
-    return set_output(call, i, tr__tensor_new_strided(shape, stride, dtype, device_of_inputs(call)));
+    return tr__output_made(call, i, tr__tensor_new_strided(shape, stride, dtype, device_of_inputs(call)));
 }
 
 tr_status tr__output_like(tr_op_call *call, int i, const tr_tensor *like, tr_shape shape, tr_dtype dtype)
@@ -59,6 +60,18 @@ tr_tensor *tr__staged_images(tr_tensor *x, tr_dtype dtype, bool values)
     int64_t stride[TR_MAX_DIMS];
     tr__channels_last(x->shape, stride);
     return tr__staged(x, dtype, stride, values);
+}
+
+tr_status tr__unstage(tr_tensor *to, const tr_tensor *staged)
+{
+    return to == staged ? TR_OK : tr__copy_elements(to, staged);
+}
+
+tr_status tr__sound(int n, const tr_tensor *const *tensors)
+{
+    for (int i = 0; i < n; i++)
+        if (tensors[i]) TR__TRY(tr_status_of(tensors[i]));
+    return TR_OK;
 }
 
 static tr_device device_of_call(const tr_op_call *call)
@@ -158,14 +171,23 @@ tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *input
     int n_outputs)
 {
     tr_tensor *to[TR_OP_MAX_OUTPUTS] = {NULL};
-    for (int i = 0; i < n_outputs; i++) {
-        to[i] = outputs[i];
-        if (to[i]) TR__TRY(tr_status_of(to[i]));
-    }
-    for (int i = 0; i < n_inputs; i++)
-        if (inputs[i]) TR__TRY(tr_status_of(inputs[i]));
+    memcpy(to, outputs, sizeof *to * (size_t)n_outputs);
+    TR__TRY(tr__sound(n_outputs, (const tr_tensor *const *)to));
+    TR__TRY(tr__sound(n_inputs, (const tr_tensor *const *)inputs));
     tr_op_call call = {op, attrs, n_inputs, n_outputs, inputs, to};
     return run_kernel(&call);
+}
+
+tr_status tr__add_onto(tr_tensor *y, tr_tensor *x)
+{
+    return tr__op_run(tr__op(add), NULL, (tr_tensor *[]){y, x}, 2, &y, 1);
+}
+
+tr_status tr__sum_onto(tr_tensor *g, uint32_t dims, tr_tensor *sums, bool accumulate)
+{
+    tr_tensor *sum = accumulate ? tr__tensor_new(sums->shape, sums->dtype, tr__device_of(sums)) : sums;
+    TR__TRY(tr__op_run(tr__op(sum), &(tr_reduce_attrs){.dims = dims}, &g, 1, &sum, 1));
+    return sum == sums ? TR_OK : tr__add_onto(sums, sum);
 }
 
 /* ---- Checks that infer functions share ---------------------------------------------------------------------------- */
@@ -203,4 +225,18 @@ tr_status tr__float_input(const tr_op_call *call, int i)
     char name[TR__INPUT_NAME];
     return tr__fail(TR_DTYPE, "%s: %s is %s %s: it takes floats (see tr_cast)", call->op->name,
         tr__input_name(call->op, i, name), tr_dtype_name(x->dtype), TR__TEXT(x->shape));
+}
+
+/* ---- Shape rules of several families ------------------------------------------------------------------------------- */
+
+/* Of gradients, which read g, x and more: as x. */
+tr_status tr__like_x_infer(tr_op_call *call)
+{
+    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
+}
+
+/* The call does not say the outputs' shapes: backward functions run the op onto tensors that are there. */
+tr_status tr__given_infer(tr_op_call *call)
+{
+    return tr__fail(TR_INVALID, "%s: it runs on outputs that are given", call->op->name);
 }

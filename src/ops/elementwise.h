@@ -25,4 +25,31 @@ tr_status tr__elementwise(tr_op_call *call, const tr__bodies *bodies);
 /* Shape rules. floats: integers are refused. */
 tr_status tr__elementwise_infer(tr_op_call *call, bool floats);
 
+/* A loop over numbers of a type: `inputs` declares what the expression reads of element i, a are the op's attributes. The f64
+ * loops serve every float dtype in the reference; cpu/ has faster ones for f32. */
+#define TR__ELEMENTS(name, type, attrs_type, inputs, expression)                         \
+    static void name(type *out, const type *const *in, int64_t n, const void *attrs)     \
+    {                                                                                    \
+        const attrs_type *a = attrs;                                                     \
+        (void)a;                                                                         \
+        for (int64_t i = 0; i < n; i++) {                                                \
+            inputs                                                                       \
+            out[i] = (expression);                                                       \
+        }                                                                                \
+    }
+/* An op's reference kernel, of such loops: .f64 = …, .i64 = …; and with its shape rule, for so many inputs. */
+#define TR__ELEMENTWISE_FORWARD(name, ...)                                 \
+    tr_status tr__##name##_forward(tr_op_call *call)                       \
+    {                                                                      \
+        static const tr__bodies bodies = {__VA_ARGS__};                    \
+        return tr__elementwise(call, &bodies);                             \
+    }
+#define TR__ELEMENTWISE(name, n_inputs, floats, ...)                       \
+    tr_status tr__##name##_infer(tr_op_call *call)                         \
+    {                                                                      \
+        TR__TRY(tr__given(call, n_inputs - 1));                            \
+        return tr__elementwise_infer(call, floats);                        \
+    }                                                                      \
+    TR__ELEMENTWISE_FORWARD(name, __VA_ARGS__)
+
 #endif

@@ -26,12 +26,6 @@ tr_status tr__embedding_infer(tr_op_call *call)
     return tr_op_output(call, 0, shape, weight->dtype);
 }
 
-/* The gradient has the shape of a weight, which the call does not say: it is run on outputs that exist. */
-tr_status tr__embedding_grad_infer(tr_op_call *call)
-{
-    return tr__fail(TR_INVALID, "%s: runs on an output that is given", call->op->name);
-}
-
 typedef struct job {
     const tr_op_call *call;
     tr__ids ids;

@@ -7,15 +7,18 @@
 
 #define DECLARE_YES(name) tr_status tr__##name##_backward(tr_backward_call *call);
 #define DECLARE_NO(name)
-#define OP(name, attrs, backward, in, out, flags)     \
-    tr_status tr__##name##_infer(tr_op_call *call);   \
-    tr_status tr__##name##_forward(tr_op_call *call); \
+#define DECLARE_KERNEL(name)
+#define OP_AS(name, rule, kernel, attrs, backward, in, out, flags) \
+    tr_status tr__##rule##_infer(tr_op_call *call);                \
+    tr_status tr__##kernel##_forward(tr_op_call *call);            \
     DECLARE_##backward(name)
+#define OP(name, ...) OP_AS(name, name, name, __VA_ARGS__)
 #define OP_VIEW(name, attrs)                        \
     tr_status tr__##name##_infer(tr_op_call *call); \
     DECLARE_YES(name)
 #include "ops/ops.def"
 #undef DECLARE_YES
 #undef DECLARE_NO
+#undef DECLARE_KERNEL
 
 #endif

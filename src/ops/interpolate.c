@@ -188,9 +188,10 @@ KERNELS(float)
 KERNELS(double)
 
 /* In f32, f64 of f64, in the order of memory of what is written. */
-static tr_status run(tr_op_call *call, bool gradient)
+tr_status tr__interpolate_forward(tr_op_call *call)
 {
     TR_SCOPE;
+    bool gradient = call->op == tr__op(interpolate_grad);
     const tr_interpolate_attrs *a = call->attrs;
     tr_tensor *in = call->inputs[0], *out = call->outputs[0];
     tr_dtype dtype = out->dtype == TR_F64 ? TR_F64 : TR_F32;
@@ -200,8 +201,7 @@ static tr_status run(tr_op_call *call, bool gradient)
     bool last = tr__has_strides(out, out_stride);
     tr_tensor *from = tr__staged(in, dtype, last ? in_stride : NULL, true);
     tr_tensor *to = tr__staged(out, dtype, last ? out_stride : NULL, false);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
+    TR__TRY_ALL(from, to);
 
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
     tr_shape image = x->shape, made = y->shape;
@@ -221,23 +221,7 @@ static tr_status run(tr_op_call *call, bool gradient)
         free(table);
         if (atomic_load(&j.no_memory)) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for a row of %s", TR__TEXT(image));
     }
-    return to == out ? TR_OK : tr__copy_elements(out, to);
-}
-
-tr_status tr__interpolate_forward(tr_op_call *call)
-{
-    return run(call, false);
-}
-
-tr_status tr__interpolate_grad_forward(tr_op_call *call)
-{
-    return run(call, true);
-}
-
-tr_status tr__interpolate_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_apply(tr__op(interpolate_grad), call->attrs, call->grad_outputs, 1, NULL);
-    return TR_OK;
+    return tr__unstage(out, to);
 }
 
 /* ---- Public function --------------------------------------------------------------------------------------------------- */

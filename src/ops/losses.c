@@ -29,44 +29,14 @@ static tr_tensor *reduced(tr_tensor *loss, tr_reduction reduction)
     return reduction == TR_REDUCE_SUM ? tr_sum(tr__widened(loss)) : tr_mean(tr__widened(loss));
 }
 
-/* The loop of one op: x and y are an element of each, g one of the gradient that arrived, a the attributes. */
-#define LOSS(name, attrs_type, value, slope)                                                        \
-    static void name##_f64(double *out, const double *const *in, int64_t n, const void *attrs)      \
-    {                                                                                               \
-        const attrs_type *a = attrs;                                                                \
-        (void)a;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                           \
-            double x = in[0][i], y = in[1][i];                                                      \
-            out[i] = (value);                                                                       \
-        }                                                                                           \
-    }                                                                                               \
-    static void name##_grad_f64(double *out, const double *const *in, int64_t n, const void *attrs) \
-    {                                                                                               \
-        const attrs_type *a = attrs;                                                                \
-        (void)a;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                           \
-            double g = in[0][i], x = in[1][i], y = in[2][i];                                        \
-            out[i] = (slope);                                                                       \
-        }                                                                                           \
-    }                                                                                               \
-    tr_status tr__##name##_infer(tr_op_call *call)                                                  \
-    {                                                                                               \
-        return tr__elementwise_infer(call, true);                                                   \
-    }                                                                                               \
-    tr_status tr__##name##_forward(tr_op_call *call)                                                \
-    {                                                                                               \
-        static const tr__bodies bodies = {.f64 = name##_f64};                                       \
-        return tr__elementwise(call, &bodies);                                                      \
-    }                                                                                               \
-    tr_status tr__##name##_grad_infer(tr_op_call *call)                                             \
-    {                                                                                               \
-        return tr__elementwise_infer(call, true);                                                   \
-    }                                                                                               \
-    tr_status tr__##name##_grad_forward(tr_op_call *call)                                           \
-    {                                                                                               \
-        static const tr__bodies bodies = {.f64 = name##_grad_f64};                                  \
-        return tr__elementwise(call, &bodies);                                                      \
-    }
+/* x and y are an element of each, g one of the gradient that arrived. */
+#define OF_X_Y double x = in[0][i]; double y = in[1][i];
+#define OF_G_X_Y double g = in[0][i]; double x = in[1][i]; double y = in[2][i];
+#define LOSS(name, attrs_type, value, slope)                              \
+    TR__ELEMENTS(name##_f64, double, attrs_type, OF_X_Y, value)           \
+    TR__ELEMENTWISE(name, 2, true, .f64 = name##_f64)                     \
+    TR__ELEMENTS(name##_grad_f64, double, attrs_type, OF_G_X_Y, slope)    \
+    TR__ELEMENTWISE(name##_grad, 3, true, .f64 = name##_grad_f64)
 
 static double held(double x, double bound)
 {

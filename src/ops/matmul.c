@@ -280,12 +280,9 @@ tr_status tr__bias_gradient(const tr_op_call *call)
 {
     if (call->op != tr__op(linear_grad_weight) || call->n_outputs < 2 || !call->outputs[1]) return TR_OK;
     TR_SCOPE;
-    const tr_linear_attrs *attrs = call->attrs;
-    tr_tensor *g = call->inputs[0], *dbias = call->outputs[1], *sum = dbias;
-    tr_reduce_attrs rows = {.dims = (1u << (g->shape.ndim - 1)) - 1};
-    if (attrs->accumulate_bias) sum = tr__tensor_new(dbias->shape, dbias->dtype, tr__device_of(dbias));
-    TR__TRY(tr__op_run(tr__op(sum), &rows, &g, 1, &sum, 1));
-    return sum == dbias ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dbias, sum}, 2, &dbias, 1);
+    tr_tensor *g = call->inputs[0];
+    uint32_t rows = (1u << (g->shape.ndim - 1)) - 1;
+    return tr__sum_onto(g, rows, call->outputs[1], ((const tr_linear_attrs *)call->attrs)->accumulate_bias);
 }
 
 static tr_status reference(tr_op_call *call)
@@ -344,7 +341,7 @@ tr_status tr__linear_grad_input_forward(tr_op_call *call)
     plain.accumulate = false;
     TR__TRY(tr__op_run(call->op, &plain, call->inputs, 2, &of_product, 1));
     TR__TRY(tr__op_run(activations[attrs->activation].grad, NULL, (tr_tensor *[]){of_product, call->inputs[2]}, 2, &sum, 1));
-    return sum == dx ? TR_OK : tr__op_run(tr__op(add), NULL, (tr_tensor *[]){dx, sum}, 2, &dx, 1);
+    return sum == dx ? TR_OK : tr__add_onto(dx, sum);
 }
 
 tr_status tr__linear_grad_weight_forward(tr_op_call *call)
@@ -414,8 +411,7 @@ static tr_status give_weight_by_rows(const tr_backward_call *call, tr_tensor *g,
         int64_t end = first + rows < n ? first + rows : n;
         tr_tensor *some = tr_contiguous(tr_slice(g, g->shape.ndim - 1, first, end));
         tr_tensor *dw = tr__tensor_new(TR_SHAPE(end - first, k), weight->dtype, weight->device);
-        TR__TRY(tr_status_of(some));
-        TR__TRY(tr_status_of(dw));
+        TR__TRY_ALL(some, dw);
         TR__TRY(tr__op_run(tr__op(linear_grad_weight), call->attrs, (tr_tensor *[]){some, call->inputs[0]}, 2,
             (tr_tensor *[]){dw, NULL}, 2));
         TR__TRY(consumer->consume_rows(consumer, dw, first));

@@ -25,6 +25,12 @@ tr_tensor *tr_rms_norm_op(tr_tensor *x, tr_tensor *weight, double eps)
     return tr_apply(tr__op(rms_norm), &attrs, (tr_tensor *[]){x, weight}, 2, NULL);
 }
 
+/* A mean and a bias, which RMS norm and its gradient have not. */
+static bool has_mean(const tr_op_call *call)
+{
+    return call->op == tr__op(layer_norm) || call->op == tr__op(layer_norm_grad);
+}
+
 static tr_status check_affine(const tr_op_call *call, int i, const char *what)
 {
     const tr_tensor *x = call->inputs[0], *t = call->inputs[i];
@@ -35,8 +41,8 @@ static tr_status check_affine(const tr_op_call *call, int i, const char *what)
         TR__TEXT(x->shape), (long long)tr_size(x, -1));
 }
 
-/* y, and so many statistics of each row. */
-static tr_status infer(tr_op_call *call, int statistics)
+/* y, and the statistics of each row. */
+tr_status tr__layer_norm_infer(tr_op_call *call)
 {
     TR__TRY(tr__float_input(call, 0));
     const tr_tensor *x = call->inputs[0];
@@ -47,37 +53,18 @@ static tr_status infer(tr_op_call *call, int statistics)
     tr_shape rows = x->shape;
     rows.ndim--;
     TR__TRY(tr_op_output(call, 0, x->shape, x->dtype));
-    for (int i = 1; i <= statistics; i++) TR__TRY(tr_op_output(call, i, rows, x->dtype == TR_F64 ? TR_F64 : TR_F32));
+    for (int i = 1, n = has_mean(call) ? 2 : 1; i <= n; i++)
+        TR__TRY(tr_op_output(call, i, rows, x->dtype == TR_F64 ? TR_F64 : TR_F32));
     return TR_OK;
 }
 
-tr_status tr__layer_norm_infer(tr_op_call *call)
-{
-    return infer(call, 2);
-}
-
-tr_status tr__rms_norm_infer(tr_op_call *call)
-{
-    return infer(call, 1);
-}
-
-/* dx, and the gradients of so many vectors. */
-static tr_status grad_infer(tr_op_call *call, int vectors)
+/* dx, dweight, and dbias where there is one. */
+tr_status tr__layer_norm_grad_infer(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[1];
     TR__TRY(tr_op_output(call, 0, x->shape, x->dtype));
-    for (int i = 1; i <= vectors; i++) TR__TRY(tr_op_output(call, i, TR_SHAPE(tr_size(x, -1)), x->dtype));
+    for (int i = 1, n = has_mean(call) ? 2 : 1; i <= n; i++) TR__TRY(tr_op_output(call, i, TR_SHAPE(tr_size(x, -1)), x->dtype));
     return TR_OK;
-}
-
-tr_status tr__layer_norm_grad_infer(tr_op_call *call)
-{
-    return grad_infer(call, 2);
-}
-
-tr_status tr__rms_norm_grad_infer(tr_op_call *call)
-{
-    return grad_infer(call, 1);
 }
 
 /* ---- Reference kernels ----------------------------------------------------------------------------------------- */
@@ -85,12 +72,6 @@ tr_status tr__rms_norm_grad_infer(tr_op_call *call)
 static tr__rows rows_of(const tr_tensor *x)
 {
     return tr__rows_of(x, x->shape.ndim - 1);
-}
-
-/* Elements first … of a vector of d, or ones. */
-static void read_vector(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to)
-{
-    for (int64_t i = 0; i < n; i++) to[i] = t ? tr__load(t->dtype, tr__ptr(t), (first + i) * t->stride[0]) : otherwise;
 }
 
 typedef struct job {
@@ -130,8 +111,8 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
         for (int64_t first = 0, n; first < j->x.n; first += n) {
             n = tr__row_block(&j->x, first);
             tr__row_read(&j->x, r, first, n, block);
-            read_vector(j->weight, first, n, 1, weight);
-            read_vector(j->bias, first, n, 0, bias);
+            tr__vector_read(j->weight, first, n, 1, weight);
+            tr__vector_read(j->bias, first, n, 0, bias);
             for (int64_t i = 0; i < n; i++) block[i] = (block[i] - mean) * rstd * weight[i] + bias[i];
             tr__row_write(&j->y, r, first, n, block);
         }
@@ -140,29 +121,20 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static tr_status forward(tr_op_call *call, const tr_tensor *bias, tr_tensor *mean, tr_tensor *rstd)
+tr_status tr__layer_norm_forward(tr_op_call *call)
 {
+    bool mean = has_mean(call);
     job j = {
         .x = rows_of(call->inputs[0]),
         .y = rows_of(call->outputs[0]),
         .weight = call->inputs[1],
-        .bias = bias,
-        .mean = mean,
-        .rstd = rstd,
+        .bias = mean ? call->inputs[2] : NULL,
+        .mean = mean ? call->outputs[1] : NULL,
+        .rstd = call->outputs[mean ? 2 : 1],
         .eps = ((const tr_layer_norm_attrs *)call->attrs)->eps,
     };
     tr__pool_for(tr__pool_of(call->inputs[0]), j.x.others.n, tr__row_grain(j.x.n), forward_rows, &j);
     return TR_OK;
-}
-
-tr_status tr__layer_norm_forward(tr_op_call *call)
-{
-    return forward(call, call->inputs[2], call->outputs[1], call->outputs[2]);
-}
-
-tr_status tr__rms_norm_forward(tr_op_call *call)
-{
-    return forward(call, NULL, NULL, call->outputs[1]);
 }
 
 /* Reads a block of g and of xhat. */
@@ -186,7 +158,7 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
         for (int pass = 0; pass < 2; pass++) {
             for (int64_t first = 0, n; first < j->x.n; first += n) {
                 n = read_block(j, r, first, h, xhat);
-                read_vector(j->weight, first, n, 1, weight);
+                tr__vector_read(j->weight, first, n, 1, weight);
                 for (int64_t i = 0; i < n; i++) {
                     h[i] *= weight[i];
                     if (pass == 0) {
@@ -199,15 +171,6 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
                 if (pass == 1) tr__row_write(&j->dx, r, first, n, h);
             }
         }
-    }
-}
-
-static void put_vector(tr_tensor *t, int64_t first, int64_t n, const double *values, bool accumulate)
-{
-    for (int64_t i = 0; t && i < n; i++) {
-        int64_t at = (first + i) * t->stride[0];
-        double old = accumulate ? tr__load(t->dtype, tr__ptr(t), at) : 0;
-        tr__store(t->dtype, tr__ptr(t), at, old + values[i]);
     }
 }
 
@@ -227,21 +190,22 @@ static void backward_columns(void *arg, int64_t begin, int64_t end)
                 dbias[i] += g[i];
             }
         }
-        put_vector(j->call->outputs[1], first, n, dweight, attrs->accumulate_weight);
-        put_vector(j->call->outputs[2], first, n, dbias, attrs->accumulate_bias);
+        tr__vector_put(j->call->outputs[1], first, n, dweight, attrs->accumulate_weight);
+        tr__vector_put(j->call->outputs[2], first, n, dbias, attrs->accumulate_bias);
     }
 }
 
 /* mean and rstd are as the norm made them: row-major. */
-static tr_status grad_forward(tr_op_call *call, const tr_tensor *mean, const tr_tensor *rstd)
+tr_status tr__layer_norm_grad_forward(tr_op_call *call)
 {
+    bool mean = has_mean(call);
     job j = {
         .call = call,
         .g = rows_of(call->inputs[0]),
         .x = rows_of(call->inputs[1]),
         .weight = call->inputs[2],
-        .mean = mean,
-        .rstd = rstd,
+        .mean = mean ? call->inputs[3] : NULL,
+        .rstd = call->inputs[mean ? 4 : 3],
     };
     tr__pool *pool = tr__pool_of(call->inputs[0]);
     if (call->outputs[0]) {
@@ -253,41 +217,30 @@ static tr_status grad_forward(tr_op_call *call, const tr_tensor *mean, const tr_
     return TR_OK;
 }
 
-tr_status tr__layer_norm_grad_forward(tr_op_call *call)
-{
-    return grad_forward(call, call->inputs[3], call->inputs[4]);
-}
-
-tr_status tr__rms_norm_grad_forward(tr_op_call *call)
-{
-    return grad_forward(call, NULL, call->inputs[3]);
-}
-
 /* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
-tr_status tr__layer_norm_backward(tr_backward_call *call)
+/* `grad` on g, x, weight and the statistics. */
+static tr_status backward(tr_backward_call *call, const tr_op *grad, int statistics)
 {
     tr_layer_norm_attrs attrs = *(const tr_layer_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
     if (call->needs[0]) grads[0] = tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
-    if (call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2]};
-    TR__TRY(tr__op_run(tr__op(layer_norm_grad), &attrs, inputs, 5, grads, 3));
-    for (int i = 0; i < 3; i++) call->grad_inputs[i] = grads[i];
+    if (call->n_inputs > 2 && call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
+    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], statistics > 1 ? call->outputs[2] : NULL};
+    TR__TRY(tr__op_run(grad, &attrs, inputs, 3 + statistics, grads, call->n_inputs));
+    for (int i = 0; i < call->n_inputs; i++) call->grad_inputs[i] = grads[i];
     return TR_OK;
+}
+
+tr_status tr__layer_norm_backward(tr_backward_call *call)
+{
+    return backward(call, tr__op(layer_norm_grad), 2);
 }
 
 tr_status tr__rms_norm_backward(tr_backward_call *call)
 {
-    tr_layer_norm_attrs attrs = *(const tr_layer_norm_attrs *)call->attrs;
-    tr_tensor *x = call->inputs[0], *grads[2] = {NULL};
-    if (call->needs[0]) grads[0] = tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
-    if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
-    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1]};
-    TR__TRY(tr__op_run(tr__op(rms_norm_grad), &attrs, inputs, 4, grads, 2));
-    for (int i = 0; i < 2; i++) call->grad_inputs[i] = grads[i];
-    return TR_OK;
+    return backward(call, tr__op(rms_norm_grad), 1);
 }
 
 /* ---- Group norm: layer norm of each group's channels and pixels, then the affine of each channel ------------------- */

@@ -63,11 +63,23 @@ const char *tr__plan_name(const tr_op_call *call);
  * those of `like`, so that images stay channels-last. */
 tr_status tr__output_strided(tr_op_call *call, int i, tr_shape shape, const int64_t *stride, tr_dtype dtype);
 tr_status tr__output_like(tr_op_call *call, int i, const tr_tensor *like, tr_shape shape, tr_dtype dtype);
+/* For infer: output i is `made`, which may be in error. */
+tr_status tr__output_made(tr_op_call *call, int i, tr_tensor *made);
 /* For kernels and backward functions: x itself when it is of this dtype and lies with these strides (NULL: row-major), else
  * a dense tensor that does, outside the graph; with x's values where they are wanted. May be in error. */
 tr_tensor *tr__staged(tr_tensor *x, tr_dtype dtype, const int64_t *stride, bool values);
 /* The same for images, channels-last. */
 tr_tensor *tr__staged_images(tr_tensor *x, tr_dtype dtype, bool values);
+/* Brings what a kernel wrote to `staged` to the tensor that it stands for. */
+tr_status tr__unstage(tr_tensor *to, const tr_tensor *staged);
+/* The status of the first tensor that is in error; NULL passes. */
+tr_status tr__sound(int n, const tr_tensor *const *tensors);
+/* Returns it, if it is one, from a function that returns a status. */
+#define TR__TRY_ALL(...)                                                    \
+    do {                                                                    \
+        const tr_tensor *const tried[] = {__VA_ARGS__};                     \
+        TR__TRY(tr__sound((int)(sizeof tried / sizeof *tried), tried));     \
+    } while (0)
 
 /* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
  * caller answers for shapes. */
@@ -89,6 +101,9 @@ bool tr__is_spare(const tr_backward_call *call, int i);
 tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate);
 /* Sums g over the dimensions in which it was broadcast from shape: the gradient of a broadcast input. */
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape);
+/* For kernels and backward functions: y += x; and sums (+)= the sums of g over dims, a bit for each. Outside the graph. */
+tr_status tr__add_onto(tr_tensor *y, tr_tensor *x);
+tr_status tr__sum_onto(tr_tensor *g, uint32_t dims, tr_tensor *sums, bool accumulate);
 
 /* For compositions, which round once, at their end: 16-bit floats as f32, others as they are; and y, which was computed of
  * widened x, of x's dtype again, unless it is f32 for autocast. */

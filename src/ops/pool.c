@@ -69,7 +69,7 @@ tr__pool2d tr__pool2d_of(const tr_tensor *x, const tr_tensor *y, const tr_pool2d
 }
 
 /* Of a gradient: it lies as x does. */
-static tr_status image_infer(tr_op_call *call)
+tr_status tr__pool2d_grad_infer(tr_op_call *call)
 {
     const tr_pool2d_attrs *a = call->attrs;
     return tr__output_strided(call, 0, a->image, a->image_stride, call->inputs[0]->dtype);
@@ -109,11 +109,6 @@ tr_status tr__max_pool2d_infer(tr_op_call *call)
     return tr__output_like(call, 1, x, shape, TR_I32);
 }
 
-tr_status tr__max_pool2d_grad_infer(tr_op_call *call)
-{
-    return image_infer(call);
-}
-
 /* The first of the largest; NaN is larger than all. */
 static int64_t largest_in(const tr__pool2d *s, const double *x, int64_t oy, int64_t ox)
 {
@@ -146,13 +141,11 @@ tr_status tr__max_pool2d_forward(tr_op_call *call)
     TR_SCOPE;
     tr_tensor *x = tr__staged(call->inputs[0], TR_F64, NULL, true), *y = tr__staged(call->outputs[0], TR_F64, NULL, false),
               *at = tr__staged(call->outputs[1], TR_I32, NULL, false);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(y));
-    TR__TRY(tr_status_of(at));
+    TR__TRY_ALL(x, y, at);
     job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at)};
     tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, max_planes, &j);
-    if (y != call->outputs[0]) TR__TRY(tr__copy_elements(call->outputs[0], y));
-    return at != call->outputs[1] ? tr__copy_elements(call->outputs[1], at) : TR_OK;
+    TR__TRY(tr__unstage(call->outputs[0], y));
+    return tr__unstage(call->outputs[1], at);
 }
 
 static void max_grad_planes(void *arg, int64_t begin, int64_t end)
@@ -171,19 +164,10 @@ tr_status tr__max_pool2d_grad_forward(tr_op_call *call)
     TR_SCOPE;
     tr_tensor *g = tr__staged(call->inputs[0], TR_F64, NULL, true), *at = tr__staged(call->inputs[1], TR_I32, NULL, true),
               *dx = tr__staged(call->outputs[0], TR_F64, NULL, false);
-    TR__TRY(tr_status_of(g));
-    TR__TRY(tr_status_of(at));
-    TR__TRY(tr_status_of(dx));
+    TR__TRY_ALL(g, at, dx);
     job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at)};
     tr__pool_for(tr__pool_of(g), j.s.n * j.s.c, 1, max_grad_planes, &j);
-    return dx != call->outputs[0] ? tr__copy_elements(call->outputs[0], dx) : TR_OK;
-}
-
-tr_status tr__max_pool2d_backward(tr_backward_call *call)
-{
-    tr_tensor *inputs[] = {call->grad_outputs[0], call->outputs[1]};
-    call->grad_inputs[0] = tr_apply(tr__op(max_pool2d_grad), call->attrs, inputs, 2, NULL);
-    return TR_OK;
+    return tr__unstage(call->outputs[0], dx);
 }
 
 tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options)
@@ -198,11 +182,6 @@ tr_status tr__avg_pool2d_infer(tr_op_call *call)
     tr_shape shape;
     TR__TRY(pooled_shape(call, &shape));
     return tr__output_like(call, 0, call->inputs[0], shape, call->inputs[0]->dtype);
-}
-
-tr_status tr__avg_pool2d_grad_infer(tr_op_call *call)
-{
-    return image_infer(call);
 }
 
 /* y: the means of x's windows; or, for the gradient, x the sum of what they give to their pixels. */
@@ -236,32 +215,16 @@ static void avg_grad_planes(void *arg, int64_t begin, int64_t end)
 }
 
 /* x -> y, or the gradient of y -> that of x. */
-static tr_status run_mean(tr_op_call *call, bool gradient)
+tr_status tr__avg_pool2d_forward(tr_op_call *call)
 {
     TR_SCOPE;
+    bool gradient = call->op == tr__op(avg_pool2d_grad);
     tr_tensor *from = tr__staged(call->inputs[0], TR_F64, NULL, true), *to = tr__staged(call->outputs[0], TR_F64, NULL, false);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
+    TR__TRY_ALL(from, to);
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
     job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), NULL};
     tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, gradient ? avg_grad_planes : avg_planes, &j);
-    return to != call->outputs[0] ? tr__copy_elements(call->outputs[0], to) : TR_OK;
-}
-
-tr_status tr__avg_pool2d_forward(tr_op_call *call)
-{
-    return run_mean(call, false);
-}
-
-tr_status tr__avg_pool2d_grad_forward(tr_op_call *call)
-{
-    return run_mean(call, true);
-}
-
-tr_status tr__avg_pool2d_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_apply(tr__op(avg_pool2d_grad), call->attrs, call->grad_outputs, 1, NULL);
-    return TR_OK;
+    return tr__unstage(call->outputs[0], to);
 }
 
 tr_tensor *tr_avg_pool2d_with(const tr_pool2d_options *options)

@@ -41,30 +41,13 @@ static tr_tensor *reduce(const tr_op *op, const tr_reduce_options *o)
     return tr_apply(op, &attrs, &x, 1, NULL);
 }
 
-tr_tensor *tr_sum_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(sum), options);
-}
-
-tr_tensor *tr_mean_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(mean), options);
-}
-
-tr_tensor *tr_max_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(max), options);
-}
-
-tr_tensor *tr_min_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(min), options);
-}
-
-tr_tensor *tr_prod_with(const tr_reduce_options *options)
-{
-    return reduce(tr__op(prod), options);
-}
+#define REDUCE(name) \
+    tr_tensor *tr_##name##_with(const tr_reduce_options *options) { return reduce(tr__op(name), options); }
+REDUCE(sum)
+REDUCE(mean)
+REDUCE(max)
+REDUCE(min)
+REDUCE(prod)
 
 static tr_tensor *place_of(const tr_op *op, tr_tensor *x, int dim)
 {
@@ -182,20 +165,10 @@ tr_status tr__sum_infer(tr_op_call *call)
     return infer(call, tr_dtype_is_float(dtype) ? dtype : TR_I64);
 }
 
-tr_status tr__prod_infer(tr_op_call *call)
-{
-    return tr__sum_infer(call);
-}
-
 tr_status tr__mean_infer(tr_op_call *call)
 {
     TR__TRY(tr__float_input(call, 0));
     return infer(call, call->inputs[0]->dtype);
-}
-
-tr_status tr__norm_infer(tr_op_call *call)
-{
-    return tr__mean_infer(call);
 }
 
 /* The largest of nothing does not exist. */
@@ -217,16 +190,6 @@ tr_status tr__max_infer(tr_op_call *call)
 {
     TR__TRY(refuse_empty(call));
     return infer(call, call->inputs[0]->dtype);
-}
-
-tr_status tr__min_infer(tr_op_call *call)
-{
-    return tr__max_infer(call);
-}
-
-tr_status tr__argmin_infer(tr_op_call *call)
-{
-    return tr__argmax_infer(call);
 }
 
 tr_status tr__argmax_infer(tr_op_call *call)
@@ -465,16 +428,6 @@ tr_status tr__min_backward(tr_backward_call *call)
 tr_status tr__prod_backward(tr_backward_call *call)
 {
     return by_kernel(call, tr__op(prod_grad));
-}
-
-tr_status tr__max_grad_infer(tr_op_call *call)
-{
-    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
-}
-
-tr_status tr__prod_grad_infer(tr_op_call *call)
-{
-    return tr__max_grad_infer(call);
 }
 
 /* What a gradient has to know of a result's elements. */

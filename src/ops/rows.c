@@ -68,6 +68,20 @@ tr__log_sum_exp tr__row_log_sum_exp(const tr__rows *x, int64_t r)
     return (tr__log_sum_exp){top, log(sum)};
 }
 
+void tr__vector_read(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to)
+{
+    for (int64_t i = 0; i < n; i++) to[i] = t ? tr__load(t->dtype, tr__ptr(t), (first + i) * t->stride[0]) : otherwise;
+}
+
+void tr__vector_put(tr_tensor *t, int64_t first, int64_t n, const double *values, bool accumulate)
+{
+    for (int64_t i = 0; t && i < n; i++) {
+        int64_t at = (first + i) * t->stride[0];
+        double old = accumulate ? tr__load(t->dtype, tr__ptr(t), at) : 0;
+        tr__store(t->dtype, tr__ptr(t), at, old + values[i]);
+    }
+}
+
 int64_t tr__row_grain(int64_t elements_per_row)
 {
     return TR__GRAIN / (elements_per_row > 0 ? elements_per_row : 1) + 1;

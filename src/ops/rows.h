@@ -36,6 +36,11 @@ typedef struct tr__log_sum_exp {
 } tr__log_sum_exp;
 tr__log_sum_exp tr__row_log_sum_exp(const tr__rows *x, int64_t r);
 
+/* Elements first to first + n - 1 of a vector, or as many of `otherwise` where there is none. */
+void tr__vector_read(const tr_tensor *t, int64_t first, int64_t n, double otherwise, double *to);
+/* Writes them, or adds to what is there; to no vector nothing. */
+void tr__vector_put(tr_tensor *t, int64_t first, int64_t n, const double *values, bool accumulate);
+
 /* Rows in a piece of work that is worth another thread. */
 int64_t tr__row_grain(int64_t elements_per_row);
 

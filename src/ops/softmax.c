@@ -21,30 +21,10 @@ tr_tensor *tr_log_softmax(tr_tensor *x, int dim)
     return over_dim(tr__op(log_softmax), x, dim);
 }
 
-static tr_status infer(tr_op_call *call)
+tr_status tr__softmax_infer(tr_op_call *call)
 {
     TR__TRY(tr__float_input(call, 0));
     return tr_op_output(call, 0, call->inputs[0]->shape, call->inputs[0]->dtype);
-}
-
-tr_status tr__softmax_infer(tr_op_call *call)
-{
-    return infer(call);
-}
-
-tr_status tr__log_softmax_infer(tr_op_call *call)
-{
-    return infer(call);
-}
-
-tr_status tr__softmax_grad_infer(tr_op_call *call)
-{
-    return infer(call);
-}
-
-tr_status tr__log_softmax_grad_infer(tr_op_call *call)
-{
-    return infer(call);
 }
 
 /* ---- Reference kernels ----------------------------------------------------------------------------------------- */
@@ -97,12 +77,12 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static tr_status run(tr_op_call *call, tr__pool_body body, bool log)
+static tr_status run(tr_op_call *call, tr__pool_body body, const tr_op *log)
 {
     tr_tensor *y = call->outputs[0];
     if (tr__numel(y->shape) == 0) return TR_OK;
     int dim = ((const tr_dim_attrs *)call->attrs)->dim;
-    job j = {.out = tr__rows_of(y, dim), .log = log};
+    job j = {.out = tr__rows_of(y, dim), .log = call->op == log};
     for (int i = 0; i < call->n_inputs; i++) j.in[i] = tr__rows_of(call->inputs[i], dim);
     tr__pool_for(tr__pool_of(y), j.out.others.n, tr__row_grain(j.out.n), body, &j);
     return TR_OK;
@@ -110,36 +90,10 @@ static tr_status run(tr_op_call *call, tr__pool_body body, bool log)
 
 tr_status tr__softmax_forward(tr_op_call *call)
 {
-    return run(call, forward_rows, false);
-}
-
-tr_status tr__log_softmax_forward(tr_op_call *call)
-{
-    return run(call, forward_rows, true);
+    return run(call, forward_rows, tr__op(log_softmax));
 }
 
 tr_status tr__softmax_grad_forward(tr_op_call *call)
 {
-    return run(call, backward_rows, false);
-}
-
-tr_status tr__log_softmax_grad_forward(tr_op_call *call)
-{
-    return run(call, backward_rows, true);
-}
-
-/* ---- Gradients ------------------------------------------------------------------------------------------------- */
-
-tr_status tr__softmax_backward(tr_backward_call *call)
-{
-    tr_tensor *inputs[] = {call->grad_outputs[0], call->outputs[0]};
-    call->grad_inputs[0] = tr_apply(tr__op(softmax_grad), call->attrs, inputs, 2, NULL);
-    return TR_OK;
-}
-
-tr_status tr__log_softmax_backward(tr_backward_call *call)
-{
-    tr_tensor *inputs[] = {call->grad_outputs[0], call->outputs[0]};
-    call->grad_inputs[0] = tr_apply(tr__op(log_softmax_grad), call->attrs, inputs, 2, NULL);
-    return TR_OK;
+    return run(call, backward_rows, tr__op(log_softmax_grad));
 }

@@ -17,22 +17,45 @@ enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 
 #define BY_INPUT TR__OP_BY_INPUT
 #define ANYWHERE TR__OP_ANYWHERE
 
+/* The backward of an op of which `grad` computes the gradient. */
+static tr_status by_kernel(tr_backward_call *call, const tr_op *grad)
+{
+    tr_tensor *inputs[TR_OP_MAX_INPUTS + TR_OP_MAX_OUTPUTS] = {call->grad_outputs[0]};
+    int n = 1;
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->op->saves_inputs >> i & 1) inputs[n++] = call->inputs[i];
+    for (int i = 0; i < call->n_outputs; i++)
+        if (call->op->saves_outputs >> i & 1) inputs[n++] = call->outputs[i];
+    call->grad_inputs[0] = tr_apply(grad, call->attrs, inputs, n, NULL);
+    return TR_OK;
+}
+
+#define DEFINE_YES(name)
+#define DEFINE_NO(name)
+#define DEFINE_KERNEL(name) \
+    static tr_status name##_backward(tr_backward_call *call) { return by_kernel(call, tr__op(name##_grad)); }
+#define OP(name, attrs, backward, in, out, flags) DEFINE_##backward(name)
+#define OP_VIEW(...)
+#include "ops/ops.def"
+
 #define BACKWARD_YES(name) tr__##name##_backward
 #define BACKWARD_NO(name) NULL
-#define ROW(name_, attrs_, forward_, backward_, in_, out_, flags_) \
+#define BACKWARD_KERNEL(name) name##_backward
+#define ROW(name_, rule_, forward_, attrs_, backward_, in_, out_, flags_) \
     [TR__OP_##name_] = {                                           \
         .size = sizeof(tr_op),                                     \
         .name = #name_,                                            \
         .attrs_size = _Generic((attrs_ *)0, tr__no_attrs *: 0, default: sizeof(attrs_)),                              \
-        .infer = tr__##name_##_infer,                              \
+        .infer = tr__##rule_##_infer,                              \
         .forward = forward_,                                       \
         .backward = BACKWARD_##backward_(name_),                   \
         .saves_inputs = (in_),                                     \
         .saves_outputs = (out_),                                   \
         .flags = (flags_),                                         \
     },
-#define OP(name, attrs, backward, in, out, flags) ROW(name, attrs, tr__##name##_forward, backward, in, out, flags)
-#define OP_VIEW(name, attrs) ROW(name, attrs, NULL, YES, 0, 0, TR__OP_VIEW)
+#define OP_AS(name, rule, kernel, ...) ROW(name, rule, tr__##kernel##_forward, __VA_ARGS__)
+#define OP(name, ...) OP_AS(name, name, name, __VA_ARGS__)
+#define OP_VIEW(name, attrs) ROW(name, name, NULL, attrs, YES, 0, 0, TR__OP_VIEW)
 
 const tr_op tr__ops[TR__OP_COUNT] = {
 #include "ops/ops.def"

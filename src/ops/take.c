@@ -69,11 +69,6 @@ tr_status tr__scatter_add_infer(tr_op_call *call)
     return tr_op_output(call, 0, x->shape, x->dtype);
 }
 
-tr_status tr__put_along_infer(tr_op_call *call)
-{
-    return tr__scatter_add_infer(call);
-}
-
 /* Every number is one of x's along the dimension. Where the index is broadcast each is looked at once. */
 static tr_status check_ids(const tr_op_call *call)
 {
@@ -201,17 +196,11 @@ tr_status tr__scatter_add_forward(tr_op_call *call)
     tr_dtype dtype = !tr_dtype_is_float(out->dtype) ? TR_I64 : out->dtype == TR_F64 ? TR_F64 : TR_F32;
     if (out->dtype != dtype) y = tr__tensor_new(out->shape, dtype, tr__device_of(out));
     tr_tensor *src = out->dtype == dtype ? call->inputs[2] : tr__staged(call->inputs[2], dtype, NULL, true);
-    TR__TRY(tr_status_of(y));
-    TR__TRY(tr_status_of(src));
+    TR__TRY_ALL(y, src);
     TR__TRY(tr__copy_elements(y, call->inputs[0]));
     int dim = ((const tr_dim_attrs *)call->attrs)->dim;
     scatter_along(y, call->inputs[1], src, dim, call->op == tr__op(put_along));
-    return y == out ? TR_OK : tr__copy_elements(out, y);
-}
-
-tr_status tr__put_along_forward(tr_op_call *call)
-{
-    return tr__scatter_add_forward(call);
+    return tr__unstage(out, y);
 }
 
 tr_status tr__scatter_add_backward(tr_backward_call *call)

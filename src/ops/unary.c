@@ -4,63 +4,28 @@
 
 #include <math.h>
 
-/* The loop of one op: x is an element of the input, and for gradients g is one of the gradient that arrived; a are the
- * op's attributes. The f64 loops serve every float dtype here; cpu/ has faster ones for f32. */
-#define BODY_WITH(name, attrs_type, type, expression)                                    \
-    static void name(type *out, const type *const *in, int64_t n, const void *attrs)     \
-    {                                                                                    \
-        const attrs_type *a = attrs;                                                     \
-        (void)a;                                                                         \
-        for (int64_t i = 0; i < n; i++) {                                                \
-            type x = in[0][i];                                                           \
-            out[i] = (expression);                                                       \
-        }                                                                                \
-    }
-#define BODY(name, type, expression) BODY_WITH(name, void, type, expression)
-#define GRAD_BODY(name, attrs_type, type, expression)                                    \
-    static void name(type *out, const type *const *in, int64_t n, const void *attrs)     \
-    {                                                                                    \
-        const attrs_type *a = attrs;                                                     \
-        (void)a;                                                                         \
-        for (int64_t i = 0; i < n; i++) {                                                \
-            type g = in[0][i], x = in[1][i];                                             \
-            out[i] = (expression);                                                       \
-        }                                                                                \
-    }
+/* x is an element of the input, and for gradients g is one of the gradient that arrived. */
+#define OF_X(type) type x = in[0][i];
+#define OF_G_X double g = in[0][i]; double x = in[1][i];
 
 #define PUBLIC(name)                                                       \
     tr_tensor *tr_##name(tr_tensor *x)                                     \
     {                                                                      \
         return tr_apply(tr__op(name), NULL, (tr_tensor *[]){x}, 1, NULL);  \
     }
-#define ROW(name, n_inputs, floats, ...)                                   \
-    tr_status tr__##name##_infer(tr_op_call *call)                         \
-    {                                                                      \
-        TR__TRY(tr__given(call, n_inputs - 1));                            \
-        return tr__elementwise_infer(call, floats);                        \
-    }                                                                      \
-    tr_status tr__##name##_forward(tr_op_call *call)                       \
-    {                                                                      \
-        static const tr__bodies bodies = {__VA_ARGS__};                    \
-        return tr__elementwise(call, &bodies);                             \
-    }
-
-#define UNARY(name, expression)                                            \
-    BODY(name##_f64, double, expression)                                   \
-    PUBLIC(name)                                                           \
-    ROW(name, 1, true, .f64 = name##_f64)
-#define UNARY_OF_INTEGERS_TOO(name, expression, integer_expression)        \
-    BODY(name##_f64, double, expression)                                   \
-    BODY(name##_i64, int64_t, integer_expression)                          \
-    PUBLIC(name)                                                           \
-    ROW(name, 1, false, .f64 = name##_f64, .i64 = name##_i64)
 /* Ops with attributes have their public functions further down. */
 #define UNARY_WITH(name, attrs_type, expression)                           \
-    BODY_WITH(name##_f64, attrs_type, double, expression)                  \
-    ROW(name, 1, true, .f64 = name##_f64)
+    TR__ELEMENTS(name##_f64, double, attrs_type, OF_X(double), expression) \
+    TR__ELEMENTWISE(name, 1, true, .f64 = name##_f64)
+#define UNARY(name, expression) PUBLIC(name) UNARY_WITH(name, void, expression)
+#define UNARY_OF_INTEGERS_TOO(name, expression, integer_expression)        \
+    PUBLIC(name)                                                           \
+    TR__ELEMENTS(name##_f64, double, void, OF_X(double), expression)       \
+    TR__ELEMENTS(name##_i64, int64_t, void, OF_X(int64_t), integer_expression) \
+    TR__ELEMENTWISE(name, 1, false, .f64 = name##_f64, .i64 = name##_i64)
 #define GRADIENT_WITH(name, attrs_type, expression)                        \
-    GRAD_BODY(name##_f64, attrs_type, double, expression)                  \
-    ROW(name, 2, true, .f64 = name##_f64)
+    TR__ELEMENTS(name##_f64, double, attrs_type, OF_G_X, expression)       \
+    TR__ELEMENTWISE(name, 2, true, .f64 = name##_f64)
 #define GRADIENT(name, expression) GRADIENT_WITH(name, void, expression)
 
 static double sigmoid(double x)
@@ -141,7 +106,8 @@ UNARY(cos, cos(x))
 UNARY_WITH(leaky_relu, tr_leaky_relu_attrs, x > 0 ? x : x * a->slope)
 UNARY_WITH(elu, tr_elu_attrs, a->scale *(x > 0 ? x : a->alpha * expm1(a->inner * x)))
 UNARY_WITH(pow, tr_pow_attrs, pow(x, a->exponent))
-BODY_WITH(clamp_f64, tr_clamp_attrs, double, x < a->least ? a->least : x > a->most ? a->most : x)
+TR__ELEMENTS(clamp_f64, double, tr_clamp_attrs, OF_X(double), x < a->least ? a->least : x > a->most ? a->most : x)
+TR__ELEMENTWISE_FORWARD(clamp, .f64 = clamp_f64)
 
 GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : x * 0) /* of NaN it is NaN */
 GRADIENT(relu_grad, x <= 0 ? 0 : g) /* NaN gets it, being no 0 of the output */
@@ -242,13 +208,7 @@ tr_status tr__clamp_infer(tr_op_call *call)
     return tr__elementwise_infer(call, true);
 }
 
-tr_status tr__clamp_forward(tr_op_call *call)
-{
-    static const tr__bodies bodies = {.f64 = clamp_f64};
-    return tr__elementwise(call, &bodies);
-}
-
-/* ---- Gradients ------------------------------------------------------------------------------------------------- */
+/* ---- Gradients that are compositions --------------------------------------------------------------------------- */
 
 tr_status tr__affine_backward(tr_backward_call *call)
 {
@@ -304,27 +264,3 @@ tr_status tr__pow_backward(tr_backward_call *call)
         call->grad_inputs[0] = tr_mul(call->grad_outputs[0], tr_affine(tr_pow(x, exponent - 1), exponent, 0));
     return TR_OK;
 }
-
-/* The others have a kernel, of the gradient that arrived and of what was saved. */
-#define BACKWARD(name, saved)                                                                                \
-    tr_status tr__##name##_backward(tr_backward_call *call)                                                  \
-    {                                                                                                        \
-        tr_tensor *inputs[] = {call->grad_outputs[0], call->saved[0]};                                       \
-        call->grad_inputs[0] = tr_apply(tr__op(name##_grad), call->attrs, inputs, 2, NULL);                  \
-        return TR_OK;                                                                                        \
-    }
-BACKWARD(abs, inputs)
-BACKWARD(gelu, inputs)
-BACKWARD(gelu_exact, inputs)
-BACKWARD(silu, inputs)
-BACKWARD(mish, inputs)
-BACKWARD(softplus, inputs)
-BACKWARD(log_sigmoid, inputs)
-BACKWARD(hardswish, inputs)
-BACKWARD(hardsigmoid, inputs)
-BACKWARD(leaky_relu, inputs)
-BACKWARD(elu, inputs)
-BACKWARD(clamp, inputs)
-BACKWARD(relu, outputs)
-BACKWARD(tanh, outputs)
-BACKWARD(sigmoid, outputs)

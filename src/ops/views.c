@@ -57,9 +57,7 @@ tr_status tr__view_infer(tr_op_call *call)
     int64_t stride[TR_MAX_DIMS];
     if (!view_strides(x, shape, stride))
         return tr__fail(TR_SHAPE, "view: the strides of %s do not allow %s", TR__TEXT(x->shape), TR__TEXT(shape));
-    call->outputs[0] = tr__tensor_view(x, shape, stride, x->offset);
-    call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__output_made(call, 0, tr__tensor_view(x, shape, stride, x->offset));
 }
 
 tr_status tr__view_backward(tr_backward_call *call)
@@ -111,9 +109,7 @@ tr_status tr__permute_infer(tr_op_call *call)
         shape.dim[d] = x->shape.dim[order[d]];
         stride[d] = x->stride[order[d]];
     }
-    call->outputs[0] = tr__tensor_view(x, shape, stride, x->offset);
-    call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__output_made(call, 0, tr__tensor_view(x, shape, stride, x->offset));
 }
 
 tr_status tr__permute_backward(tr_backward_call *call)
@@ -180,9 +176,7 @@ tr_status tr__expand_infer(tr_op_call *call)
             shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS ? TR__TEXT(shape) : "so many dimensions");
     int64_t stride[TR_MAX_DIMS];
     tr__broadcast_strides(x, shape, stride);
-    call->outputs[0] = tr__tensor_view(x, shape, stride, x->offset);
-    call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__output_made(call, 0, tr__tensor_view(x, shape, stride, x->offset));
 }
 
 tr_status tr__expand_backward(tr_backward_call *call)
@@ -208,9 +202,7 @@ static tr_tensor *part_of(const tr_tensor *x, int dim, int64_t start, int64_t si
 tr_status tr__slice_infer(tr_op_call *call)
 {
     const tr_slice_attrs *attrs = call->attrs;
-    call->outputs[0] = part_of(call->inputs[0], attrs->dim, attrs->start, attrs->end - attrs->start);
-    call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__output_made(call, 0, part_of(call->inputs[0], attrs->dim, attrs->start, attrs->end - attrs->start));
 }
 
 /* Zeros, with the gradient in the place of the slice. */
@@ -337,11 +329,7 @@ tr_status tr__split_infer(tr_op_call *call)
     const tr_split_attrs *attrs = call->attrs;
     const tr_tensor *x = call->inputs[0];
     int64_t size = x->shape.dim[attrs->dim] / attrs->parts;
-    for (int i = 0; i < attrs->parts; i++) {
-        call->outputs[i] = part_of(x, attrs->dim, i * size, size);
-        TR__TRY(tr_status_of(call->outputs[i]));
-    }
-    call->n_outputs = attrs->parts;
+    for (int i = 0; i < attrs->parts; i++) TR__TRY(tr__output_made(call, i, part_of(x, attrs->dim, i * size, size)));
     return TR_OK;
 }
 

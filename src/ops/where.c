@@ -121,20 +121,9 @@ tr_status tr__where_infer(tr_op_call *call)
     return tr__output_like(call, 0, like, shape, a->dtype);
 }
 
-#define WHERE(type, short)                                                                         \
-    static void where_##short(type *out, const type *const *in, int64_t n, const void *attrs)      \
-    {                                                                                              \
-        (void)attrs;                                                                               \
-        for (int64_t i = 0; i < n; i++) out[i] = in[0][i] > 0 ? in[1][i] : in[2][i];               \
-    }
-WHERE(double, f64)
-WHERE(int64_t, i64)
-
-tr_status tr__where_forward(tr_op_call *call)
-{
-    static const tr__bodies bodies = {.f64 = where_f64, .i64 = where_i64};
-    return tr__elementwise(call, &bodies);
-}
+TR__ELEMENTS(where_f64, double, void, , in[0][i] > 0 ? in[1][i] : in[2][i])
+TR__ELEMENTS(where_i64, int64_t, void, , in[0][i] > 0 ? in[1][i] : in[2][i])
+TR__ELEMENTWISE_FORWARD(where, .f64 = where_f64, .i64 = where_i64)
 
 tr_status tr__where_backward(tr_backward_call *call)
 {

@@ -13,13 +13,13 @@ static tr_status simd(tr_op_call *call)
 
 const tr__kernel tr__cpu_kernels[TR__OP_COUNT] = {
 #include "ops/cpu/simd/kernels/list.h"
-    [TR__OP_matmul] = tr__planned_gemm,
-    [TR__OP_linear] = tr__planned_gemm,
-    [TR__OP_linear_grad_input] = tr__planned_gemm,
-    [TR__OP_linear_grad_weight] = tr__planned_gemm,
-    [TR__OP_conv2d] = tr__planned_conv,
-    [TR__OP_conv2d_grad_input] = tr__planned_conv,
-    [TR__OP_conv2d_grad_weight] = tr__planned_conv,
+    [TR__OP_matmul] = tr__planned,
+    [TR__OP_linear] = tr__planned,
+    [TR__OP_linear_grad_input] = tr__planned,
+    [TR__OP_linear_grad_weight] = tr__planned,
+    [TR__OP_conv2d] = tr__planned,
+    [TR__OP_conv2d_grad_input] = tr__planned,
+    [TR__OP_conv2d_grad_weight] = tr__planned,
     [TR__OP_attention] = tr__cpu_attention,
     [TR__OP_attention_grad] = tr__cpu_attention,
     [TR__OP_self_attention] = tr__cpu_attention,

@@ -133,18 +133,31 @@ typedef struct plan {
 /* Process-wide. Shapes beyond what it holds are planned at each call. */
 static _Atomic(plan *) plans[SLOTS];
 
-static plan gemm_key(const tr_op_call *call, const tr__gemm *p)
-{
-    return (plan){.key = {call->op - tr__ops, p->a.dtype, p->b.dtype, p->c.dtype, p->a.row.n, p->a.column.n,
-        p->b.column.n, p->c_batch.n, tr__gemm_activates(p), tr__axis_contiguous(&p->b.column), tr__onednn_takes(p)}};
-}
+/* A call, as its kernels see it, and what is looked up for it. */
+typedef struct problem {
+    bool is_conv;
+    tr__gemm gemm;
+    tr__conv2d conv; /* of one of them */
+    plan wanted;
+} problem;
 
-static plan conv_key(const tr_op_call *call, const tr__conv2d *s)
+static problem problem_of(const tr_op_call *call)
 {
-    plan p = {.key = {call->op - tr__ops,
-        call->inputs[0]->dtype | call->inputs[1]->dtype << 8 | call->outputs[0]->dtype << 16}};
-    _Static_assert(sizeof *s <= sizeof p.key - 2 * sizeof *p.key, "the sizes of a convolution fit a key");
-    memcpy(p.key + 2, s, sizeof *s);
+    problem p = {.wanted.key[0] = call->op - tr__ops};
+    int64_t *key = p.wanted.key;
+    p.is_conv = call->op == tr__op(conv2d) || call->op == tr__op(conv2d_grad_input) || call->op == tr__op(conv2d_grad_weight);
+    if (p.is_conv) {
+        p.conv = tr__conv2d_of(call);
+        key[1] = call->inputs[0]->dtype | call->inputs[1]->dtype << 8 | call->outputs[0]->dtype << 16;
+        _Static_assert(sizeof p.conv <= sizeof p.wanted.key - 2 * sizeof *key, "the sizes of a convolution fit a key");
+        memcpy(key + 2, &p.conv, sizeof p.conv);
+        return p;
+    }
+    p.gemm = tr__gemm_of(call);
+    const tr__gemm *g = &p.gemm;
+    const int64_t numbers[] = {g->a.dtype, g->b.dtype, g->c.dtype, g->a.row.n, g->a.column.n, g->b.column.n, g->c_batch.n,
+        tr__gemm_activates(g), tr__axis_contiguous(&g->b.column), tr__onednn_takes(g)};
+    memcpy(key + 1, numbers, sizeof numbers);
     return p;
 }
 
@@ -198,73 +211,46 @@ static algorithm current(const plan *p)
 
 const char *tr__plan_name(const tr_op_call *call)
 {
-    tr__kernel kernel = tr__cpu_kernels[call->op - tr__ops];
-    if (kernel != tr__planned_gemm && kernel != tr__planned_conv) return NULL;
-    if (!call->outputs[0]) return NULL; /* the gradient of a bias alone */
-    plan wanted;
-    if (kernel == tr__planned_gemm) {
-        tr__gemm p = tr__gemm_of(call);
-        wanted = gemm_key(call, &p);
-    } else {
-        tr__conv2d s = tr__conv2d_of(call);
-        wanted = conv_key(call, &s);
-    }
-    const plan *found = find(&wanted);
+    if (tr__cpu_kernels[call->op - tr__ops] != tr__planned || !call->outputs[0]) return NULL; /* or the gradient of a bias alone */
+    problem p = problem_of(call);
+    const plan *found = find(&p.wanted);
     return found ? names[current(found)] : NULL;
 }
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
-static tr_status run_gemm(tr_op_call *call, const tr__gemm *p, algorithm by)
-{
-    if (by == REFERENCE) return TR_DECLINED;
-    return by == ONEDNN ? tr__onednn_matmul(call, p) : tr__cpu_gemm(call, p, gemm_kernel(by));
-}
-
-tr_status tr__planned_gemm(tr_op_call *call)
-{
-    if (!call->outputs[0]) return tr__bias_gradient(call);
-    tr__gemm p = tr__gemm_of(call);
-    plan made = gemm_key(call, &p), *kept = find(&made);
-    if (!kept) {
-        made.first = choose_gemm(&p, true);
-        made.second = choose_gemm(&p, false);
-        kept = keep(&made, call);
-    }
-    algorithm by = current(kept);
-    tr_status status = run_gemm(call, &p, by);
-    if (status != TR_DECLINED || by != ONEDNN) return status;
-    atomic_store(&kept->declined, true);
-    return run_gemm(call, &p, kept->second);
-}
-
 static tr_status run_conv(tr_op_call *call, const tr__conv2d *s, algorithm by)
 {
-    if (by == REFERENCE) return TR_DECLINED;
-    if (by == ONEDNN) return tr__onednn_conv(call);
     TR_SCOPE;
     if (by == WINOGRAD) TR__TRY(tr__winograd_conv(call, s));
-    else if (by == DIRECT) TR__TRY(tr__direct_conv(call, s));
-    else if (by == DIRECT_BF16) TR__TRY(tr__direct_vnni_grad_weight(call, s));
+    else if (by == DIRECT || by == DIRECT_BF16) TR__TRY(tr__direct_conv(call, s, by == DIRECT_BF16));
     else TR__TRY(tr__conv_gemm(call, s, gemm_kernel(by)));
     if (call->op != tr__op(conv2d_grad_weight) || !call->outputs[1]) return TR_OK;
     const tr_conv2d_attrs *attrs = call->attrs;
-    return tr__conv2d_bias_gradient(call->inputs[0], call->outputs[1], attrs->accumulate_bias);
+    return tr__sum_onto(call->inputs[0], TR__CONV2D_PIXELS, call->outputs[1], attrs->accumulate_bias);
 }
 
-tr_status tr__planned_conv(tr_op_call *call)
+static tr_status run(tr_op_call *call, const problem *p, algorithm by)
 {
-    if (!call->outputs[0]) return TR_DECLINED; /* the gradient of a bias alone */
-    tr__conv2d s = tr__conv2d_of(call);
-    plan made = conv_key(call, &s), *kept = find(&made);
+    if (by == REFERENCE) return TR_DECLINED;
+    if (by == ONEDNN) return p->is_conv ? tr__onednn_conv(call) : tr__onednn_matmul(call, &p->gemm);
+    return p->is_conv ? run_conv(call, &p->conv, by) : tr__cpu_gemm(call, &p->gemm, gemm_kernel(by));
+}
+
+tr_status tr__planned(tr_op_call *call)
+{
+    if (!call->outputs[0]) /* the gradient of a bias alone */
+        return call->op == tr__op(conv2d_grad_weight) ? TR_DECLINED : tr__bias_gradient(call);
+    problem p = problem_of(call);
+    plan *kept = find(&p.wanted);
     if (!kept) {
-        made.first = choose_conv(call, &s, true);
-        made.second = choose_conv(call, &s, false);
-        kept = keep(&made, call);
+        p.wanted.first = p.is_conv ? choose_conv(call, &p.conv, true) : choose_gemm(&p.gemm, true);
+        p.wanted.second = p.is_conv ? choose_conv(call, &p.conv, false) : choose_gemm(&p.gemm, false);
+        kept = keep(&p.wanted, call);
     }
     algorithm by = current(kept);
-    tr_status status = run_conv(call, &s, by);
+    tr_status status = run(call, &p, by);
     if (status != TR_DECLINED || by != ONEDNN) return status;
     atomic_store(&kept->declined, true);
-    return run_conv(call, &s, kept->second);
+    return run(call, &p, kept->second);
 }

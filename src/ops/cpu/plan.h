@@ -8,8 +8,7 @@
 
 #include "ops/op.h"
 
-/* Kernels of matmul, linear and its gradients, and of conv2d and its gradients: TR_DECLINED where the reference is best. */
-tr_status tr__planned_gemm(tr_op_call *call);
-tr_status tr__planned_conv(tr_op_call *call);
+/* The kernel of matmul, linear and its gradients, and of conv2d and its gradients: TR_DECLINED where the reference is best. */
+tr_status tr__planned(tr_op_call *call);
 
 #endif

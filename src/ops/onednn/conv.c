@@ -200,17 +200,6 @@ static int64_t part_of(const request *r)
     return part < least ? least : part < s->n ? part : s->n;
 }
 
-/* Runs with scratch memory of the device's. */
-static dnnl_status_t run(const tasks *t, const tr__primitive *p, const void *const *data)
-{
-    size_t bytes = tr__primitive_scratch(p);
-    void *scratch = bytes ? tr__cpu_alloc(t->index, bytes) : NULL;
-    if (bytes && !scratch) return dnnl_out_of_memory;
-    dnnl_status_t status = tr__primitive_run(p, data, scratch);
-    if (scratch) tr__cpu_free(t->index, scratch, bytes);
-    return status;
-}
-
 /* The gradient of the weight in oneDNN's layout, and from there to its place among the sums. */
 static dnnl_status_t run_sum(const tasks *t, const primitives *p, const char *x, const char *y, float *sum)
 {
@@ -218,8 +207,8 @@ static dnnl_status_t run_sum(const tasks *t, const primitives *p, const char *x,
     void *weight = tr__cpu_alloc(t->index, bytes);
     if (!weight) return dnnl_out_of_memory;
     float *bias = t->r.with_bias ? sum + weight_numbers(&t->r.s) : NULL;
-    dnnl_status_t status = run(t, p->convolution, (const void *[]){x, weight, y, bias});
-    if (status == dnnl_success) status = run(t, p->reorder, (const void *[]){weight, sum});
+    dnnl_status_t status = tr__primitive_run(p->convolution, (const void *[]){x, weight, y, bias}, t->index);
+    if (status == dnnl_success) status = tr__primitive_run(p->reorder, (const void *[]){weight, sum}, t->index);
     tr__cpu_free(t->index, weight, bytes);
     return status;
 }
@@ -234,7 +223,7 @@ static void run_tasks(void *arg, int64_t begin, int64_t end)
         int64_t first = task * t->part * (int64_t)tr_dtype_size(t->r.dtype);
         char *x = t->x + first * s->c * s->h * s->w, *y = t->y + first * s->k * s->oh * s->ow;
         dnnl_status_t status = t->sums ? run_sum(t, p, x, y, t->sums + task * t->sum)
-                                       : run(t, p->convolution, (const void *[]){x, p->weight, y, t->bias});
+                                       : tr__primitive_run(p->convolution, (const void *[]){x, p->weight, y, t->bias}, t->index);
         if (status != dnnl_success) atomic_store(&t->status, (int)status);
     }
     tr__onednn_leave(threads);
@@ -254,13 +243,13 @@ static tr_tensor *numbers(const tr_tensor *beside, size_t bytes)
     return tr__tensor_new(TR_SHAPE((int64_t)(bytes / sizeof(float)) + 1), TR_F32, tr__device_of(beside));
 }
 
-static tr_status bring_weight(tasks *t, tr_tensor *weight, primitives *p)
+static tr_status bring_weight(const tasks *t, tr_tensor *weight, primitives *p)
 {
     tr_tensor *memory = numbers(weight, tr__dnnl_desc_bytes(&p->convolution->desc[WEIGHT]));
     TR__TRY(tr_status_of(memory));
     p->weight = tr__ptr(memory);
     int threads = tr__onednn_enter();
-    dnnl_status_t status = run(t, p->reorder, (const void *[]){tr__ptr(weight), p->weight});
+    dnnl_status_t status = tr__primitive_run(p->reorder, (const void *[]){tr__ptr(weight), p->weight}, t->index);
     tr__onednn_leave(threads);
     return tr__onednn_fail(status, "conv2d");
 }
@@ -269,8 +258,7 @@ static tr_status bring_weight(tasks *t, tr_tensor *weight, primitives *p)
 static tr_status to_images(tasks *t, tr_tensor *from, tr_tensor *weight, tr_tensor *bias, tr_tensor *out)
 {
     tr_tensor *source = tr__staged_images(from, t->r.dtype, true), *result = tr__staged_images(out, t->r.dtype, false);
-    TR__TRY(tr_status_of(source));
-    TR__TRY(tr_status_of(result));
+    TR__TRY_ALL(source, result);
     weight = tr__staged(weight, TR_F32, NULL, true);
     TR__TRY(tr_status_of(weight));
     if (bias) {
@@ -286,7 +274,7 @@ static tr_status to_images(tasks *t, tr_tensor *from, tr_tensor *weight, tr_tens
     t->x = tr__ptr(forward ? source : result);
     t->y = tr__ptr(forward ? result : source);
     TR__TRY(run_all(t, tr__pool_of(from)));
-    return result == out ? TR_OK : tr__copy_elements(out, result);
+    return tr__unstage(out, result);
 }
 
 typedef struct adding {
@@ -314,15 +302,14 @@ static tr_status sum_up(const tasks *t, int64_t first, tr_tensor *to, bool accum
     TR__TRY(tr_status_of(plain));
     adding a = {t, first, tr__ptr(plain), accumulate};
     tr__pool_for(tr__pool_of(to), tr__numel(to->shape), TR__GRAIN, add_sums, &a);
-    return plain == to ? TR_OK : tr__copy_elements(to, plain);
+    return tr__unstage(to, plain);
 }
 
 static tr_status to_weight(tasks *t, const tr_op_call *call)
 {
     const tr_conv2d_attrs *attrs = call->attrs;
     tr_tensor *y = tr__staged_images(call->inputs[0], TR_F32, true), *x = tr__staged_images(call->inputs[1], TR_F32, true);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(y));
+    TR__TRY_ALL(x, y);
     int64_t weights = weight_numbers(&t->r.s);
     t->sum = weights + t->r.s.k;
     tr_tensor *sums = numbers(x, sizeof(float) * (size_t)(task_count(t) * t->sum));

@@ -104,12 +104,7 @@ static dnnl_status_t run_half(const tasks *work, const block *t, bool last)
     const tr__primitive *matmul = work->matmul[last];
     for (int64_t i = 0; t->residual && i < t->m; i++) /* which the product is then added to */
         memcpy(t->c + 2 * i * work->c.ld, t->residual + 2 * i * t->residual_row, 2 * (size_t)t->n);
-    size_t bytes = tr__primitive_scratch(matmul);
-    void *scratch = bytes ? tr__cpu_alloc(work->device.index, bytes) : NULL;
-    if (bytes && !scratch) return dnnl_out_of_memory;
-    dnnl_status_t status = tr__primitive_run(matmul, (const void *[]){t->a, t->b, t->c, t->bias}, scratch);
-    if (scratch) tr__cpu_free(work->device.index, scratch, bytes);
-    return status;
+    return tr__primitive_run(matmul, (const void *[]){t->a, t->b, t->c, t->bias}, work->device.index);
 }
 
 static void run_tasks(void *arg, int64_t begin, int64_t end)

@@ -27,7 +27,7 @@ static tr_status with_copies(tr_op_call *call)
     for (int i = 0; i < call->n_outputs; i++) {
         tr_tensor *to = call->outputs[i];
         if (to && !accumulate[i]) TR__TRY(tr__copy_elements(to, outputs[i]));
-        else if (to) TR__TRY(tr__op_run(tr__op(add), NULL, (tr_tensor *[]){to, tr_cast(outputs[i], to->dtype)}, 2, &to, 1));
+        else if (to) TR__TRY(tr__add_onto(to, tr_cast(outputs[i], to->dtype)));
     }
     return TR_OK;
 }

@@ -117,13 +117,11 @@ tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__
 
 /* ---- Running ------------------------------------------------------------------------------------------------------ */
 
-size_t tr__primitive_scratch(const tr__primitive *p)
+dnnl_status_t tr__primitive_run(const tr__primitive *p, const void *const *data, int index)
 {
-    return tr__dnnl_desc_bytes(&p->desc[p->parts]);
-}
-
-dnnl_status_t tr__primitive_run(const tr__primitive *p, const void *const *data, void *scratch)
-{
+    size_t bytes = tr__dnnl_desc_bytes(&p->desc[p->parts]);
+    void *scratch = bytes ? tr__cpu_alloc(index, bytes) : NULL;
+    if (bytes && !scratch) return dnnl_out_of_memory;
     dnnl_exec_arg_t arguments[TR__PRIMITIVE_PARTS + 1];
     dnnl_stream_t stream = NULL;
     dnnl_status_t status = dnnl_stream_create(&stream, cache.engine, dnnl_stream_default_flags);
@@ -139,5 +137,6 @@ dnnl_status_t tr__primitive_run(const tr__primitive *p, const void *const *data,
     if (status == dnnl_success) status = dnnl_stream_wait(stream);
     while (n > 0) dnnl_memory_destroy(arguments[--n].memory);
     if (stream) dnnl_stream_destroy(stream);
+    if (scratch) tr__cpu_free(index, scratch, bytes);
     return status;
 }

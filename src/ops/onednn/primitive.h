@@ -38,9 +38,8 @@ typedef dnnl_status_t (*tr__primitive_maker)(tr__primitive *p, dnnl_engine_t eng
 tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__primitive_maker make, const void *user,
     tr__primitive **out);
 void tr__primitive_unref(tr__primitive *p);
-/* data: of each part, NULL where it is not used; scratch: tr__primitive_scratch() bytes. */
-size_t tr__primitive_scratch(const tr__primitive *p);
-dnnl_status_t tr__primitive_run(const tr__primitive *p, const void *const *data, void *scratch);
+/* data: of each part, NULL where it is not used; index: of the device that has memory for the scratchpad. */
+dnnl_status_t tr__primitive_run(const tr__primitive *p, const void *const *data, int index);
 
 /* For makers. The attributes of every primitive: it is given its scratchpad. accumulate: it adds to what is there. */
 dnnl_status_t tr__primitive_attributes(bool accumulate, dnnl_primitive_attr_t *attr);

@@ -25,17 +25,14 @@ static tr_status to_images(const tr_op_call *call, tr__winograd *w)
     tr_tensor *out = call->outputs[0], *from = tr__staged_images(call->inputs[0], out->dtype, true),
               *to = tr__staged_images(out, out->dtype, false), *weight = tr__staged(call->inputs[1], TR_F32, NULL, true),
               *bias = w->gradient || !call->inputs[2] ? NULL : tr__staged(call->inputs[2], TR_F32, NULL, true);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
-    TR__TRY(tr_status_of(weight));
-    if (bias) TR__TRY(tr_status_of(bias));
+    TR__TRY_ALL(from, to, weight, bias);
     w->from = images_of(from);
     w->to = images_of(to);
     w->weight = tr__ptr(weight);
     w->bias = bias ? tr__ptr(bias) : NULL;
     if (!TR__OF_MACHINE(tr__winograd).convolve(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s by %s",
         TR__TEXT(from->shape), TR__TEXT(weight->shape));
-    return to == out ? TR_OK : tr__copy_elements(out, to);
+    return tr__unstage(out, to);
 }
 
 static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
@@ -44,16 +41,14 @@ static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
     tr_dtype dtype = call->inputs[0]->dtype;
     tr_tensor *dy = tr__staged_images(call->inputs[0], dtype, true), *x = tr__staged_images(call->inputs[1], dtype, true),
               *out = call->outputs[0], *dweight = tr__staged(out, TR_F32, NULL, a->accumulate);
-    TR__TRY(tr_status_of(dy));
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(dweight));
+    TR__TRY_ALL(dy, x, dweight);
     w->from = images_of(x);
     w->to = images_of(dy);
     w->dweight = tr__ptr(dweight);
     w->accumulate = a->accumulate;
     if (!TR__OF_MACHINE(tr__winograd).grad_weight(w)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to transform %s and %s",
         TR__TEXT(x->shape), TR__TEXT(dy->shape));
-    return dweight == out ? TR_OK : tr__copy_elements(out, dweight);
+    return tr__unstage(out, dweight);
 }
 
 tr_status tr__winograd_conv(const tr_op_call *call, const tr__conv2d *s)
@@ -72,65 +67,36 @@ static tr_status direct_forward(const tr_op_call *call, tr__direct *d)
               *weight = tr__staged_images(call->inputs[1], TR_F32, true),
               *bias = call->inputs[2] ? tr__staged(call->inputs[2], TR_F32, NULL, true) : NULL, *out = call->outputs[0],
               *y = tr__staged_images(out, TR_F32, false);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(weight));
-    TR__TRY(tr_status_of(y));
-    if (bias) TR__TRY(tr_status_of(bias));
+    TR__TRY_ALL(x, weight, y, bias);
     d->x = tr__ptr(x);
     d->weight = tr__ptr(weight);
     d->bias = bias ? tr__ptr(bias) : NULL;
     d->y = tr__ptr(y);
     if (!tr__direct_kernels_for(&d->s)->convolve(d)) return tr__fail(TR_NO_MEMORY, "conv2d: no memory to pack a weight %s",
         TR__TEXT(weight->shape));
-    return y == out ? TR_OK : tr__copy_elements(out, y);
+    return tr__unstage(out, y);
 }
 
-static tr_status no_memory_for(const tr_tensor *dweight)
-{
-    return tr__fail(TR_NO_MEMORY, "conv2d: no memory to sum the gradient of a weight %s", TR__TEXT(dweight->shape));
-}
-
-static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d)
+static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d, tr_dtype dtype)
 {
     d->accumulate = ((const tr_conv2d_attrs *)call->attrs)->accumulate;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_F32, true),
-              *x = tr__conv_padded(call->inputs[1], &d->s, TR_F32),
+    tr_tensor *dy = tr__staged_images(call->inputs[0], dtype, true), *x = tr__conv_padded(call->inputs[1], &d->s, dtype),
               *out = call->outputs[0], *sums = tr__staged_images(out, TR_F32, d->accumulate);
-    TR__TRY(tr_status_of(dy));
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(sums));
+    TR__TRY_ALL(dy, x, sums);
     d->x = tr__ptr(x);
     d->y = tr__ptr(dy);
     d->dweight = tr__ptr(sums);
-    if (!tr__direct_kernels_for(&d->s)->grad_weight(d)) return no_memory_for(out);
-    return sums == out ? TR_OK : tr__copy_elements(out, sums);
+    bool (*kernel)(const tr__direct *d) = tr__direct_kernels_for(&d->s)->grad_weight;
+#if defined(__x86_64__)
+    if (dtype == TR_BF16) kernel = tr__direct_avx512bf16;
+#endif
+    if (kernel(d)) return tr__unstage(out, sums);
+    return tr__fail(TR_NO_MEMORY, "conv2d: no memory to sum the gradient of a weight %s", TR__TEXT(out->shape));
 }
 
-tr_status tr__direct_conv(const tr_op_call *call, const tr__conv2d *s)
+tr_status tr__direct_conv(const tr_op_call *call, const tr__conv2d *s, bool vnni)
 {
     tr_device device = tr__device_of(call->outputs[0]);
     tr__direct d = {.s = *s, .device = device, .pool = tr__cpu_pool(device)};
-    return (call->op == tr__op(conv2d) ? direct_forward : direct_grad_weight)(call, &d);
-}
-
-tr_status tr__direct_vnni_grad_weight(const tr_op_call *call, const tr__conv2d *s)
-{
-#if defined(__x86_64__)
-    tr_device device = tr__device_of(call->outputs[0]);
-    tr__direct_vnni p = {.s = *s, .device = device, .pool = tr__cpu_pool(device)};
-    p.accumulate = ((const tr_conv2d_attrs *)call->attrs)->accumulate;
-    tr_tensor *dy = tr__staged_images(call->inputs[0], TR_BF16, true), *out = call->outputs[0],
-              *x = tr__conv_padded(call->inputs[1], s, TR_BF16), *sums = tr__staged_images(out, TR_F32, p.accumulate);
-    TR__TRY(tr_status_of(dy));
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(sums));
-    p.x = tr__ptr(x);
-    p.dy = tr__ptr(dy);
-    p.dweight = tr__ptr(sums);
-    if (!tr__direct_vnni_avx512bf16(&p)) return no_memory_for(out);
-    return sums == out ? TR_OK : tr__copy_elements(out, sums);
-#else
-    (void)call, (void)s;
-    return TR_DECLINED;
-#endif
+    return call->op == tr__op(conv2d) ? direct_forward(call, &d) : direct_grad_weight(call, &d, vnni ? TR_BF16 : TR_F32);
 }

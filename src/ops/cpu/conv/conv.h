@@ -6,13 +6,11 @@
 #define TR_OPS_CPU_CONV_CONV_H
 
 #include "ops/cpu/conv/direct.h"
-#include "ops/cpu/conv/direct_vnni.h"
 #include "ops/cpu/conv/winograd.h"
 
 tr_status tr__winograd_conv(const tr_op_call *call, const tr__conv2d *s);
-/* Forward and the gradient of the weight; this one by the bf16 dot product, too. */
-tr_status tr__direct_conv(const tr_op_call *call, const tr__conv2d *s);
-tr_status tr__direct_vnni_grad_weight(const tr_op_call *call, const tr__conv2d *s);
+/* Forward and the gradient of the weight; this one with vnni by the bf16 dot product. */
+tr_status tr__direct_conv(const tr_op_call *call, const tr__conv2d *s, bool vnni);
 const tr__direct_kernels *tr__direct_kernels_for(const tr__conv2d *s);
 
 #endif

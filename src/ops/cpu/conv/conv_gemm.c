@@ -104,12 +104,10 @@ static tr_status forward(const tr_op_call *call, const tr__conv2d *s, tr__gemm_k
 {
     tr_tensor *x = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
               *y = as_images(out, false);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(weight));
-    TR__TRY(tr_status_of(y));
+    TR__TRY_ALL(x, weight, y);
     TR__TRY(multiply(kernel, im2col(x, s, 0), transposed(row_of_taps(weight, s, 0)), outputs(y, s), call->inputs[2], false,
         tr__device_of(x)));
-    return y == out ? TR_OK : tr__copy_elements(out, y);
+    return tr__unstage(out, y);
 }
 
 /* One tap only: with more, several outputs add to the same pixel. */
@@ -117,12 +115,10 @@ static tr_status grad_input(const tr_op_call *call, const tr__conv2d *s, tr__gem
 {
     tr_tensor *dy = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
               *dx = as_images(out, false);
-    TR__TRY(tr_status_of(dy));
-    TR__TRY(tr_status_of(weight));
-    TR__TRY(tr_status_of(dx));
+    TR__TRY_ALL(dy, weight, dx);
     if (s->stride > 1) TR__TRY(tr_fill(dx, 0));
     TR__TRY(multiply(kernel, outputs(dy, s), row_of_taps(weight, s, 0), im2col(dx, s, 0), NULL, false, tr__device_of(dy)));
-    return dx == out ? TR_OK : tr__copy_elements(out, dx);
+    return tr__unstage(out, dx);
 }
 
 typedef struct transposing {
@@ -151,9 +147,7 @@ static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s, tr__ge
     bool transpose = s->kh * s->kw > 1;
     tr_tensor *dy = as_images(call->inputs[0], true), *x = tr__conv_padded(call->inputs[1], s, call->inputs[1]->dtype),
               *sums = transpose ? tr__tensor_new(to->shape, TR_F32, tr__device_of(to)) : to;
-    TR__TRY(tr_status_of(dy));
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(sums));
+    TR__TRY_ALL(dy, x, sums);
     for (int64_t ky = 0; ky < s->kh; ky++)
         TR__TRY(multiply(kernel, transposed(outputs(dy, s)), im2col(x, s, ky), row_of_taps(sums, s, ky), NULL,
             accumulate && !transpose, tr__device_of(x)));
@@ -161,7 +155,7 @@ static tr_status grad_weight(const tr_op_call *call, const tr__conv2d *s, tr__ge
         transposing t = {tr__ptr(sums), tr__ptr(to), s->kh * s->kw, s->c, accumulate};
         tr__pool_for(tr__pool_of(to), s->k, TR__GRAIN / (t.taps * t.c + 1) + 1, transpose_taps, &t);
     }
-    return to == out ? TR_OK : tr__copy_elements(out, to);
+    return tr__unstage(out, to);
 }
 
 tr_status tr__conv_gemm(const tr_op_call *call, const tr__conv2d *s, tr__gemm_kernel kernel)

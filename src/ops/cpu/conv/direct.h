@@ -8,13 +8,13 @@
 #include "base/pool.h"
 #include "ops/conv.h"
 
-/* What is computed: y from x, or dweight from both. All f32, images channels-last. */
+/* What is computed: y from x, or dweight from both. Images channels-last; all f32, or x and y bf16 for tr__direct_avx512bf16(). */
 typedef struct tr__direct {
     tr__conv2d s;
-    const float *x;      /* [n, h + 2 padding, w + 2 padding, c] */
+    const void *x;       /* [n, h + 2 padding, w + 2 padding, c] */
     const float *weight; /* [k, kh, kw, c] */
     const float *bias;   /* [k] or NULL */
-    float *y;            /* [n, oh, ow, k]; its gradient, which is read */
+    void *y;             /* [n, oh, ow, k]; its gradient, which is read */
     float *dweight;      /* [k, kh, kw, c] */
     bool accumulate;     /* onto dweight */
     tr_device device;
@@ -29,8 +29,13 @@ typedef struct tr__direct_kernels {
     bool (*grad_weight)(const tr__direct *d);
 } tr__direct_kernels;
 
+enum { TR__VNNI_CHANNELS = 16 };
+
 #if defined(__x86_64__)
 extern const tr__direct_kernels tr__direct_avx512, tr__direct_avx2;
+/* The gradient of weights by the bf16 dot product. The width of an output must be even, its channels a multiple of
+ * TR__VNNI_CHANNELS. Needs tr__has_avx512bf16(). false: out of memory. */
+bool tr__direct_avx512bf16(const tr__direct *d);
 #endif
 extern const tr__direct_kernels tr__direct_generic;
 

@@ -63,7 +63,7 @@ static inline int64_t part_begins(int64_t n, int64_t parts, int64_t i)
 static const float *pixels_of(const direct *w, int64_t n, int64_t oy)
 {
     const tr__conv2d *s = &w->d->s;
-    return w->d->x + (n * (s->h + 2 * s->padding) + oy * s->stride) * w->row;
+    return (const float *)w->d->x + (n * (s->h + 2 * s->padding) + oy * s->stride) * w->row;
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static void convolve_rows(void *arg, int64_t begin, int64_t end)
     float *buffer = in_place ? NULL : take(w->d, floats + WIDTH);
     if (!in_place && !buffer) atomic_store(&w->no_memory, true);
     for (int64_t at = begin; at < end && (in_place || buffer); at++) {
-        float *y = w->d->y + at * floats;
+        float *y = (float *)w->d->y + at * floats;
         for (int64_t panel = 0; panel < panels; panel++)
             convolve_row(w, pixels_of(w, at / s->oh, at % s->oh), panel, in_place ? y : buffer, s->k);
         if (!in_place) memcpy(y, buffer, (size_t)floats * sizeof *y);
@@ -175,7 +175,7 @@ static void add_taps(void *arg, int64_t begin, int64_t end)
     int64_t row = s->ow * s->k, band = BAND_BYTES / (row * (int64_t)sizeof(float));
     if (band < 1) band = 1;
     int64_t rest = (s->oh - 1) % band + 1; /* rows of an image's last band */
-    const float *last = w->d->y + (s->n * s->oh - rest) * row;
+    const float *last = (const float *)w->d->y + (s->n * s->oh - rest) * row;
     float *copy = w->columns == s->k ? NULL : take(w->d, rest * row + w->columns);
     if (copy) {
         memcpy(copy, last, (size_t)(rest * row) * sizeof *copy);
@@ -186,7 +186,7 @@ static void add_taps(void *arg, int64_t begin, int64_t end)
     }
     for (int64_t n = 0; n < s->n; n++)
         for (int64_t oy = 0; oy < s->oh; oy += band) {
-            const float *dy = w->d->y + (n * s->oh + oy) * row;
+            const float *dy = (const float *)w->d->y + (n * s->oh + oy) * row;
             add_band(w, begin, end, n, oy, at_most(s->oh - oy, band), copy && dy == last ? copy : dy);
         }
     give_back(w->d, copy, rest * row + w->columns);

@@ -18,6 +18,14 @@
      : (dtype) == TR_BF16 ? function(TR_BF16, __VA_ARGS__)               \
                           : function(TR_F16, __VA_ARGS__))
 
+/* The body of a parallel loop over a job, from body_of(dtype, job, begin, end), where the job's dtype is a constant. */
+#define BODY_OF_DTYPE(body, job)                                       \
+    static void body(void *arg, int64_t begin, int64_t end)            \
+    {                                                                  \
+        const job *j = arg;                                            \
+        OF_DTYPE(j->dtype, body##_of, j, begin, end);                  \
+    }
+
 #if defined(__AVX512F__)
 
 /* The first n lanes: none to all. */

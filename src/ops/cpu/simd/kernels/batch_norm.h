@@ -97,12 +97,7 @@ LANES_INLINE void batch_moments_of(tr_dtype dtype, const batch_job *j, int64_t b
         }
     }
 }
-
-static void batch_moments(void *arg, int64_t begin, int64_t end)
-{
-    const batch_job *j = arg;
-    OF_DTYPE(j->dtype, batch_moments_of, j, begin, end);
-}
+BODY_OF_DTYPE(batch_moments, batch_job)
 
 /* Of n rows, a block of channels from x[at] and g[at] on, which are channels i and on: the sums of g and of g xhat. */
 LANES_INLINE void run_grad_sums(tr_dtype dtype, const batch_job *j, int64_t at, int64_t n, int64_t i, const int vectors,
@@ -137,12 +132,7 @@ LANES_INLINE void batch_grad_sums_of(tr_dtype dtype, const batch_job *j, int64_t
         }
     }
 }
-
-static void batch_grad_sums(void *arg, int64_t begin, int64_t end)
-{
-    const batch_job *j = arg;
-    OF_DTYPE(j->dtype, batch_grad_sums_of, j, begin, end);
-}
+BODY_OF_DTYPE(batch_grad_sums, batch_job)
 
 LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *job, int64_t begin, int64_t end)
 {
@@ -154,12 +144,7 @@ LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *job, int64_t be
             if (j.g) v += lanes_load(dtype, j.g, r + i, m) * load_lanes(j.of_g + i, m);
             lanes_store(dtype, j.y, r + i, m, v););
 }
-
-static void batch_rows(void *arg, int64_t begin, int64_t end)
-{
-    const batch_job *j = arg;
-    OF_DTYPE(j->dtype, batch_rows_of, j, begin, end);
-}
+BODY_OF_DTYPE(batch_rows, batch_job)
 
 /* [c] as f32, or so many of a number. */
 static void batch_vector(const tr_tensor *t, int64_t c, float otherwise, float *to)
@@ -202,8 +187,7 @@ static tr_status batch_norm_kernel(tr_op_call *call)
     if (dtype == TR_F64 || tr__numel(call->inputs[0]->shape) == 0) return TR_DECLINED;
     TR_SCOPE;
     tr_tensor *x = tr__staged_images(call->inputs[0], dtype, true), *y = tr__staged_images(call->outputs[0], dtype, false);
-    TR__TRY(tr_status_of(x));
-    TR__TRY(tr_status_of(y));
+    TR__TRY_ALL(x, y);
     batch_job j = {.x = tr__ptr(x), .y = tr__ptr(y)};
     batch_job_init(&j, x);
     float *mean = tr__ptr(call->outputs[1]), *var = tr__ptr(call->outputs[2]), *scale = batch_room(&j, 2);
@@ -223,7 +207,7 @@ static tr_status batch_norm_kernel(tr_op_call *call)
     j.rest = bias;
     tr__pool_for(tr__pool_of(x), j.rows, tr__row_grain(j.c), batch_rows, &j);
     free(j.sums);
-    return y == call->outputs[0] ? TR_OK : tr__copy_elements(call->outputs[0], y);
+    return tr__unstage(call->outputs[0], y);
 }
 
 /* dx = of_x (x - mean) + of_g g + rest. */
@@ -234,14 +218,6 @@ static void batch_grad_factors(const batch_job *j, const tr_batch_norm_attrs *at
         of_g[i] = (float)scale;
         rest[i] = attrs->frozen ? 0 : (float)(-scale * sum / (double)j->rows);
         of_x[i] = attrs->frozen ? 0 : (float)(-scale * product * (double)j->rstd[i] / (double)j->rows);
-    }
-}
-
-static void batch_put(tr_tensor *t, const double *sums, bool accumulate)
-{
-    for (int64_t i = 0; t && i < t->shape.dim[0]; i++) {
-        int64_t at = i * t->stride[0];
-        tr__store(t->dtype, tr__ptr(t), at, sums[i] + (accumulate ? tr__load(t->dtype, tr__ptr(t), at) : 0));
     }
 }
 
@@ -261,8 +237,7 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
     if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR_DECLINED;
     TR_SCOPE;
     tr_tensor *g = tr__staged_images(call->inputs[0], dtype, true), *x = tr__staged_images(call->inputs[1], dtype, true);
-    TR__TRY(tr_status_of(g));
-    TR__TRY(tr_status_of(x));
+    TR__TRY_ALL(g, x);
     if (out) TR__TRY(tr_status_of(dx = tr__staged_images(out, dtype, false)));
     batch_job j = {.x = tr__ptr(x), .g = tr__ptr(g), .mean = tr__ptr(call->inputs[3])};
     batch_job_init(&j, x);
@@ -274,8 +249,8 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
     batch_add_chunks(&j, tr__pool_of(x));
     batch_vector(call->inputs[2], j.c, 1, of_g);
     batch_grad_factors(&j, attrs, of_x, of_g, rest);
-    batch_put(call->outputs[1], j.sums + j.c, attrs->accumulate_weight);
-    batch_put(call->outputs[2], j.sums, attrs->accumulate_bias);
+    tr__vector_put(call->outputs[1], 0, j.c, j.sums + j.c, attrs->accumulate_weight);
+    tr__vector_put(call->outputs[2], 0, j.c, j.sums, attrs->accumulate_bias);
     if (dx) {
         j.y = tr__ptr(dx);
         j.of_x = of_x;
@@ -284,7 +259,7 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
         tr__pool_for(tr__pool_of(x), j.rows, tr__row_grain(j.c), batch_rows, &j);
     }
     free(j.sums);
-    return dx == out ? TR_OK : tr__copy_elements(out, dx);
+    return tr__unstage(out, dx);
 }
 
 #endif

@@ -60,14 +60,16 @@ static tr__rows rows_of(const tr_tensor *x)
     return tr__rows_of(x, x->shape.ndim - 1);
 }
 
-static tr_status run_norm(tr_op_call *call, const tr_tensor *bias, float *mean, float *rstd)
+static tr_status layer_norm_kernel(tr_op_call *call)
 {
+    bool about_mean = call->op == tr__op(layer_norm);
+    const tr_tensor *bias = about_mean ? call->inputs[2] : NULL;
     float weight_buffer[ROW_MAX], bias_buffer[ROW_MAX];
     norm_job j = {
         .x = rows_of(call->inputs[0]),
         .y = rows_of(call->outputs[0]),
-        .mean = mean,
-        .rstd = rstd,
+        .mean = about_mean ? tr__ptr(call->outputs[1]) : NULL,
+        .rstd = tr__ptr(call->outputs[about_mean ? 2 : 1]),
         .eps = ((const tr_layer_norm_attrs *)call->attrs)->eps,
     };
     if (!can_do(&j.x) || !can_do(&j.y) || !vector_fits(call->inputs[1]) || !vector_fits(bias)) return TR_DECLINED;
@@ -75,16 +77,6 @@ static tr_status run_norm(tr_op_call *call, const tr_tensor *bias, float *mean, 
     j.bias = vector_in(bias, bias_buffer);
     tr__pool_for(tr__pool_of(call->inputs[0]), j.x.others.n, tr__row_grain(j.x.n), layer_norm_rows, &j);
     return TR_OK;
-}
-
-static tr_status layer_norm_kernel(tr_op_call *call)
-{
-    return run_norm(call, call->inputs[2], tr__ptr(call->outputs[1]), tr__ptr(call->outputs[2]));
-}
-
-static tr_status rms_norm_kernel(tr_op_call *call)
-{
-    return run_norm(call, NULL, NULL, tr__ptr(call->outputs[1]));
 }
 
 /* One row: dx, and its share of dweight and dbias. */
@@ -166,15 +158,17 @@ static tr_status run_norm_grad(norm_job *j, tr__pool *pool, tr_tensor *dweight, 
     return TR_OK;
 }
 
-static tr_status start_norm_grad(tr_op_call *call, float *mean, float *rstd)
+/* Of RMS norm outputs[2], of a bias, is NULL. */
+static tr_status layer_norm_grad_kernel(tr_op_call *call)
 {
+    bool about_mean = call->op == tr__op(layer_norm_grad);
     float weight[ROW_MAX];
     tr_tensor *dx = call->outputs[0];
     norm_job j = {
         .g = rows_of(call->inputs[0]),
         .x = rows_of(call->inputs[1]),
-        .mean = mean,
-        .rstd = rstd,
+        .mean = about_mean ? tr__ptr(call->inputs[3]) : NULL,
+        .rstd = tr__ptr(call->inputs[about_mean ? 4 : 3]),
         .wants_dx = dx != NULL,
         .wants_affine = call->outputs[1] || call->outputs[2],
     };
@@ -182,17 +176,6 @@ static tr_status start_norm_grad(tr_op_call *call, float *mean, float *rstd)
     if (!can_do(&j.x) || !can_do(&j.g) || (dx && !can_do(&j.y)) || !vector_fits(call->inputs[2])) return TR_DECLINED;
     j.weight = vector_in(call->inputs[2], weight);
     return run_norm_grad(&j, tr__pool_of(call->inputs[0]), call->outputs[1], call->outputs[2], call->attrs);
-}
-
-static tr_status layer_norm_grad_kernel(tr_op_call *call)
-{
-    return start_norm_grad(call, tr__ptr(call->inputs[3]), tr__ptr(call->inputs[4]));
-}
-
-/* outputs[2], of a bias, is NULL. */
-static tr_status rms_norm_grad_kernel(tr_op_call *call)
-{
-    return start_norm_grad(call, NULL, tr__ptr(call->inputs[3]));
 }
 
 #endif

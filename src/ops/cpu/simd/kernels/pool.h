@@ -40,31 +40,8 @@ LANES_INLINE vec pool_largest(tr_dtype dtype, const pool_job *j, int64_t image, 
     return top;
 }
 
-/* Rows of outputs, of all images. */
-LANES_INLINE void max_pool_rows_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
-{
-    const tr__pool2d *s = &j->s;
-    for (int64_t row = begin; row < end; row++) {
-        int64_t image = row / s->oh * s->h * s->w * s->c;
-        tr__window rows = tr__window_rows(s, row % s->oh);
-        for (int64_t ox = 0; ox < s->ow; ox++) {
-            tr__window columns = tr__window_columns(s, ox);
-            int64_t out = (row * s->ow + ox) * s->c;
-            FOR_VECTORS(s->c,
-                veci where;
-                lanes_store(dtype, j->y, out + i, m, pool_largest(dtype, j, image + i, rows, columns, m, &where));
-                store_lanes((float *)(j->at + out + i), (vec)where, m););
-        }
-    }
-}
-
-static void max_pool_rows(void *arg, int64_t begin, int64_t end)
-{
-    const pool_job *j = arg;
-    OF_DTYPE(j->dtype, max_pool_rows_of, j, begin, end);
-}
-
-LANES_INLINE void avg_pool_rows_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end)
+/* Rows of outputs, of all images. largest: maxima, and where they are; else means. */
+LANES_INLINE void pool_rows_of(tr_dtype dtype, const pool_job *j, int64_t begin, int64_t end, bool largest)
 {
     const tr__pool2d *s = &j->s;
     for (int64_t row = begin; row < end; row++) {
@@ -75,19 +52,26 @@ LANES_INLINE void avg_pool_rows_of(tr_dtype dtype, const pool_job *j, int64_t be
             float scale = 1 / (float)tr__window_size(s, rows, columns);
             int64_t out = (row * s->ow + ox) * s->c;
             FOR_VECTORS(s->c,
-                vec sum = {0};
-                for (int64_t iy = rows.begin; iy < rows.end; iy++)
-                    for (int64_t ix = columns.begin; ix < columns.end; ix++)
-                        sum += lanes_load(dtype, j->x, image + (iy * s->w + ix) * s->c + i, m);
-                lanes_store(dtype, j->y, out + i, m, sum * scale););
+                if (largest) {
+                    veci where;
+                    lanes_store(dtype, j->y, out + i, m, pool_largest(dtype, j, image + i, rows, columns, m, &where));
+                    store_lanes((float *)(j->at + out + i), (vec)where, m);
+                } else {
+                    vec sum = {0};
+                    for (int64_t iy = rows.begin; iy < rows.end; iy++)
+                        for (int64_t ix = columns.begin; ix < columns.end; ix++)
+                            sum += lanes_load(dtype, j->x, image + (iy * s->w + ix) * s->c + i, m);
+                    lanes_store(dtype, j->y, out + i, m, sum * scale);
+                });
         }
     }
 }
 
-static void avg_pool_rows(void *arg, int64_t begin, int64_t end)
+static void pool_rows(void *arg, int64_t begin, int64_t end)
 {
     const pool_job *j = arg;
-    OF_DTYPE(j->dtype, avg_pool_rows_of, j, begin, end);
+    if (j->at) OF_DTYPE(j->dtype, pool_rows_of, j, begin, end, true);
+    else OF_DTYPE(j->dtype, pool_rows_of, j, begin, end, false);
 }
 
 /* ---- Gradients: each place of an image sums what comes from the windows that it is in, so that sums are rounded once ----- */
@@ -134,12 +118,7 @@ LANES_INLINE void pool_grad_rows_of(tr_dtype dtype, const pool_job *j, int64_t b
                                   pool_gradient(dtype, j, image, place, down, j->along[ix], i, m)););
     }
 }
-
-static void pool_grad_rows(void *arg, int64_t begin, int64_t end)
-{
-    const pool_job *j = arg;
-    OF_DTYPE(j->dtype, pool_grad_rows_of, j, begin, end);
-}
+BODY_OF_DTYPE(pool_grad_rows, pool_job)
 
 /* Whether each place of an image is in one window: the gradient of a window then goes to its places, and is read once. */
 static bool pool_windows_tile(const tr__pool2d *s)
@@ -171,19 +150,9 @@ LANES_INLINE void pool_grad_tiles_of(tr_dtype dtype, const pool_job *j, int64_t 
         }
     }
 }
-
-static void pool_grad_tiles(void *arg, int64_t begin, int64_t end)
-{
-    const pool_job *j = arg;
-    OF_DTYPE(j->dtype, pool_grad_tiles_of, j, begin, end);
-}
+BODY_OF_DTYPE(pool_grad_tiles, pool_job)
 
 /* ---- Kernels --------------------------------------------------------------------------------------------------------- */
-
-static tr_status pool_bring_back(tr_tensor *to, const tr_tensor *staged)
-{
-    return to == staged ? TR_OK : tr__copy_elements(to, staged);
-}
 
 static tr_status pool_run_gradient(pool_job *j, tr__pool *pool, int64_t grain)
 {
@@ -203,54 +172,24 @@ static tr_status pool_run_gradient(pool_job *j, tr__pool *pool, int64_t grain)
     return TR_OK;
 }
 
-/* x, or y's gradient, -> y, or x's gradient. at: where maxima are; NULL: means. */
-static tr_status pool_run(tr_op_call *call, tr_tensor *at, bool gradient)
+/* Both poolings, and their gradients: x, or y's gradient, -> y, or x's gradient. */
+static tr_status pool2d_kernel(tr_op_call *call)
 {
-    tr_tensor *from = call->inputs[0], *to = call->outputs[0];
-    tr_dtype dtype = from->dtype;
-    from = tr__staged_images(from, dtype, true);
-    to = tr__staged_images(to, dtype, false);
-    TR__TRY(tr_status_of(from));
-    TR__TRY(tr_status_of(to));
-    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
+    tr_dtype dtype = call->inputs[0]->dtype;
+    if (dtype == TR_F64) return TR_DECLINED;
+    TR_SCOPE;
+    bool gradient = call->op == tr__op(max_pool2d_grad) || call->op == tr__op(avg_pool2d_grad);
+    tr_tensor *from = tr__staged_images(call->inputs[0], dtype, true), *to = tr__staged_images(call->outputs[0], dtype, false);
+    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to, *at = NULL; /* where maxima are; NULL: means */
+    if (call->op == tr__op(max_pool2d)) at = tr__staged_images(call->outputs[1], TR_I32, false);
+    if (call->op == tr__op(max_pool2d_grad)) at = tr__staged_images(call->inputs[1], TR_I32, true);
+    TR__TRY_ALL(from, to, at);
     pool_job j = {tr__pool2d_of(x, y, call->attrs), dtype, tr__ptr(x), tr__ptr(y), at ? tr__ptr(at) : NULL, NULL};
     int64_t rows = j.s.n * (gradient ? j.s.h : j.s.oh), grain = tr__row_grain(tr__numel(x->shape) / (rows ? rows : 1));
     if (gradient) TR__TRY(pool_run_gradient(&j, tr__pool_of(x), grain));
-    else tr__pool_for(tr__pool_of(x), rows, grain, at ? max_pool_rows : avg_pool_rows, &j);
-    return pool_bring_back(call->outputs[0], to);
-}
-
-static tr_status max_pool2d_kernel(tr_op_call *call)
-{
-    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
-    TR_SCOPE;
-    tr_tensor *at = tr__staged_images(call->outputs[1], TR_I32, false);
-    TR__TRY(tr_status_of(at));
-    TR__TRY(pool_run(call, at, false));
-    return pool_bring_back(call->outputs[1], at);
-}
-
-static tr_status max_pool2d_grad_kernel(tr_op_call *call)
-{
-    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
-    TR_SCOPE;
-    tr_tensor *at = tr__staged_images(call->inputs[1], TR_I32, true);
-    TR__TRY(tr_status_of(at));
-    return pool_run(call, at, true);
-}
-
-static tr_status avg_pool2d_kernel(tr_op_call *call)
-{
-    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
-    TR_SCOPE;
-    return pool_run(call, NULL, false);
-}
-
-static tr_status avg_pool2d_grad_kernel(tr_op_call *call)
-{
-    if (call->inputs[0]->dtype == TR_F64) return TR_DECLINED;
-    TR_SCOPE;
-    return pool_run(call, NULL, true);
+    else tr__pool_for(tr__pool_of(x), rows, grain, pool_rows, &j);
+    if (call->op == tr__op(max_pool2d)) TR__TRY(tr__unstage(call->outputs[1], at));
+    return tr__unstage(call->outputs[0], to);
 }
 
 #endif

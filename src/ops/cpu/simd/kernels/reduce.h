@@ -174,16 +174,17 @@ static bool sizes_of(const tr_tensor *x, uint32_t dims, sum_job *j)
     return n >= 0;
 }
 
-static tr_status run_sum(tr_op_call *call, bool mean, bool squares)
+/* sum, mean and norm */
+static tr_status sum_kernel(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0], *y = call->outputs[0];
     sum_job j = {.dtype = x->dtype, .x = tr__ptr(x), .y_dtype = y->dtype, .y = tr__ptr(y), .outer = 1, .reduced = 1, .inner = 1,
-        .chunks = 1, .squares = squares};
+        .chunks = 1, .squares = call->op == tr__op(norm)};
     if (!tr_dtype_is_float(x->dtype) || x->dtype == TR_F64 || !tr_is_contiguous(y)) return TR_DECLINED;
     if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &j)) return TR_DECLINED;
     int64_t results = j.outer * j.inner;
     if (results == 0) return TR_OK;
-    j.scale = mean ? 1 / (double)j.reduced : 1;
+    j.scale = call->op == tr__op(mean) ? 1 / (double)j.reduced : 1;
     if (results <= FEW_RESULTS) j.chunks = j.reduced * j.inner / CHUNK + 1;
     if (j.chunks > MOST_CHUNKS) j.chunks = MOST_CHUNKS;
     if (j.chunks > 1) {
@@ -196,21 +197,6 @@ static tr_status run_sum(tr_op_call *call, bool mean, bool squares)
     if (j.partial) add_chunks(&j);
     free(j.partial);
     return TR_OK;
-}
-
-static tr_status sum_kernel(tr_op_call *call)
-{
-    return run_sum(call, false, false);
-}
-
-static tr_status mean_kernel(tr_op_call *call)
-{
-    return run_sum(call, true, false);
-}
-
-static tr_status norm_kernel(tr_op_call *call)
-{
-    return run_sum(call, false, true);
 }
 
 /* ---- prod: in f64, as a product of many rounds often ------------------------------------------------------------------- */
@@ -291,25 +277,15 @@ static void top_results(void *arg, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) j->y[r] = signed_top(j->x + r * j->reduced, j->reduced, j->sign);
 }
 
-static tr_status run_top(tr_op_call *call, float sign)
+static tr_status max_kernel(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0];
     sum_job sizes = {.outer = 1, .reduced = 1, .inner = 1};
     if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR_DECLINED;
     if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &sizes) || sizes.inner != 1) return TR_DECLINED;
-    top_job j = {tr__ptr(x), tr__ptr(call->outputs[0]), sizes.reduced, sign};
+    top_job j = {tr__ptr(x), tr__ptr(call->outputs[0]), sizes.reduced, call->op == tr__op(max) ? 1 : -1};
     tr__pool_for(tr__pool_of(x), sizes.outer, tr__row_grain(sizes.reduced), top_results, &j);
     return TR_OK;
-}
-
-static tr_status max_kernel(tr_op_call *call)
-{
-    return run_top(call, 1);
-}
-
-static tr_status min_kernel(tr_op_call *call)
-{
-    return run_top(call, -1);
 }
 
 #endif

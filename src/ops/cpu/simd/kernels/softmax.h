@@ -34,9 +34,11 @@ static inline float row_exp_sum(const float *x, int64_t n, float top, float *out
 }
 
 typedef struct softmax_job {
-    tr__rows x, g, out;
+    tr__rows x, g, out; /* of gradients: x is y */
+    bool log;
 } softmax_job;
 
+/* With sum = sum(exp(x - top)): softmax is exp(x - top) / sum, log_softmax x - top - log(sum). */
 static void softmax_rows(void *arg, int64_t begin, int64_t end)
 {
     const softmax_job *j = arg;
@@ -44,23 +46,10 @@ static void softmax_rows(void *arg, int64_t begin, int64_t end)
     int64_t n = j->out.n;
     for (int64_t r = begin; r < end; r++) {
         const float *x = row_in(&j->x, r, x_buffer);
-        float *y = row_out(&j->out, r, y_buffer);
-        float scale = 1 / row_exp_sum(x, n, row_top(x, n), y);
-        FOR_VECTORS(n, store_lanes(y + i, load_lanes(y + i, m) * scale, m););
-        row_done(&j->out, r, y_buffer);
-    }
-}
-
-static void log_softmax_rows(void *arg, int64_t begin, int64_t end)
-{
-    const softmax_job *j = arg;
-    float x_buffer[ROW_MAX], y_buffer[ROW_MAX];
-    int64_t n = j->out.n;
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = row_in(&j->x, r, x_buffer);
-        float *y = row_out(&j->out, r, y_buffer);
-        float top = row_top(x, n), log_sum = logf(row_exp_sum(x, n, top, NULL));
-        FOR_VECTORS(n, store_lanes(y + i, load_lanes(x + i, m) - top - log_sum, m););
+        float *y = row_out(&j->out, r, y_buffer), top = row_top(x, n), sum = row_exp_sum(x, n, top, j->log ? NULL : y);
+        float log_sum = logf(sum), scale = 1 / sum;
+        if (j->log) FOR_VECTORS(n, store_lanes(y + i, load_lanes(x + i, m) - top - log_sum, m););
+        else FOR_VECTORS(n, store_lanes(y + i, load_lanes(y + i, m) * scale, m););
         row_done(&j->out, r, y_buffer);
     }
 }
@@ -77,7 +66,7 @@ static inline float row_dot(const float *a, const float *b, int64_t n)
     return (float)sum;
 }
 
-/* dx = y (g - sum(g y)) */
+/* dx = y (g - sum(g y)) of softmax, g - exp(y) sum(g) of log_softmax. */
 static void softmax_grad_rows(void *arg, int64_t begin, int64_t end)
 {
     const softmax_job *j = arg;
@@ -85,32 +74,19 @@ static void softmax_grad_rows(void *arg, int64_t begin, int64_t end)
     int64_t n = j->out.n;
     for (int64_t r = begin; r < end; r++) {
         const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
-        float sum = row_dot(g, y, n), *dx = row_out(&j->out, r, g_buffer);
-        FOR_VECTORS(n, store_lanes(dx + i, load_lanes(y + i, m) * (load_lanes(g + i, m) - sum), m););
+        float sum = j->log ? row_sum(g, n) : row_dot(g, y, n), *dx = row_out(&j->out, r, g_buffer);
+        if (j->log) FOR_VECTORS(n, store_lanes(dx + i, load_lanes(g + i, m) - exp_below_0(load_lanes(y + i, m)) * sum, m););
+        else FOR_VECTORS(n, store_lanes(dx + i, load_lanes(y + i, m) * (load_lanes(g + i, m) - sum), m););
         row_done(&j->out, r, g_buffer);
     }
 }
 
-/* dx = g - exp(y) sum(g) */
-static void log_softmax_grad_rows(void *arg, int64_t begin, int64_t end)
-{
-    const softmax_job *j = arg;
-    float g_buffer[ROW_MAX], y_buffer[ROW_MAX];
-    int64_t n = j->out.n;
-    for (int64_t r = begin; r < end; r++) {
-        const float *g = row_in(&j->g, r, g_buffer), *y = row_in(&j->x, r, y_buffer);
-        float sum = row_sum(g, n), *dx = row_out(&j->out, r, g_buffer);
-        FOR_VECTORS(n, store_lanes(dx + i, load_lanes(g + i, m) - exp_below_0(load_lanes(y + i, m)) * sum, m););
-        row_done(&j->out, r, g_buffer);
-    }
-}
-
-static tr_status run_softmax(tr_op_call *call, const tr_tensor *x, const tr_tensor *g, tr__pool_body body)
+static tr_status run_softmax(tr_op_call *call, const tr_tensor *x, const tr_tensor *g, const tr_op *log, tr__pool_body body)
 {
     tr_tensor *out = call->outputs[0];
     if (tr__numel(out->shape) == 0) return TR_OK;
     int dim = ((const tr_dim_attrs *)call->attrs)->dim;
-    softmax_job j = {.x = tr__rows_of(x, dim), .g = tr__rows_of(g, dim), .out = tr__rows_of(out, dim)};
+    softmax_job j = {tr__rows_of(x, dim), tr__rows_of(g, dim), tr__rows_of(out, dim), call->op == log};
     if (!can_do(&j.x) || !can_do(&j.g) || !can_do(&j.out)) return TR_DECLINED;
     tr__pool_for(tr__pool_of(out), j.out.others.n, tr__row_grain(j.out.n), body, &j);
     return TR_OK;
@@ -118,22 +94,12 @@ static tr_status run_softmax(tr_op_call *call, const tr_tensor *x, const tr_tens
 
 static tr_status softmax_kernel(tr_op_call *call)
 {
-    return run_softmax(call, call->inputs[0], call->inputs[0], softmax_rows);
-}
-
-static tr_status log_softmax_kernel(tr_op_call *call)
-{
-    return run_softmax(call, call->inputs[0], call->inputs[0], log_softmax_rows);
+    return run_softmax(call, call->inputs[0], call->inputs[0], tr__op(log_softmax), softmax_rows);
 }
 
 static tr_status softmax_grad_kernel(tr_op_call *call)
 {
-    return run_softmax(call, call->inputs[1], call->inputs[0], softmax_grad_rows);
-}
-
-static tr_status log_softmax_grad_kernel(tr_op_call *call)
-{
-    return run_softmax(call, call->inputs[1], call->inputs[0], log_softmax_grad_rows);
+    return run_softmax(call, call->inputs[1], call->inputs[0], tr__op(log_softmax_grad), softmax_grad_rows);
 }
 
 /* ---- cross_entropy: logits, targets -> loss, top, log_sum, count ------------------------------------------------ */

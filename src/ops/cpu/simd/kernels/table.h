@@ -10,7 +10,8 @@
 #include "ops/cpu/simd/kernels/reduce.h"
 #include "ops/cpu/simd/kernels/softmax.h"
 
-#define SIMD(name) [TR__OP_##name] = name##_kernel,
+#define SIMD_AS(name, kernel) [TR__OP_##name] = kernel##_kernel,
+#define SIMD(name) SIMD_AS(name, name)
 
 const tr__kernel TABLE[TR__OP_COUNT] = {
 #include "ops/cpu/simd/kernels/list.h"

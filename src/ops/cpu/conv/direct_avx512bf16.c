@@ -4,7 +4,7 @@
  * in a ring. The rows of a tile (microkernel.h) are taps, its columns the channels of dy.
  */
 #define TILE_VNNI
-#include "ops/cpu/conv/direct_vnni.h"
+#include "ops/cpu/conv/direct.h"
 #include "ops/cpu/simd/lanes.h"
 #include "ops/cpu/simd/microkernel.h"
 
@@ -15,7 +15,7 @@
 enum { PARTS = 16 }; /* of the rows of outputs, which threads share: sums over them go in order */
 
 typedef struct direct {
-    const tr__direct_vnni *d;
+    const tr__direct *d;
     int64_t rows;  /* of outputs, in all images */
     int64_t parts;
     int64_t row;   /* numbers in a row of x */
@@ -58,8 +58,8 @@ static void add_rows(const direct *w, int64_t begin, int64_t end, float *sums, f
         int64_t first = at / s->oh * high + at % s->oh * s->stride; /* row of x, of all images */
         if (at == begin || at % s->oh == 0 || have < first) have = first;
         for (; have < first + s->kh; have++)
-            pair_up(w->d->x + have * w->row, w->step, w->row - w->step, x + have % s->kh * w->row);
-        for (int64_t p = 0; p < s->ow / 2; p++) pair_up(w->d->dy + (at * s->ow + 2 * p) * s->k, s->k, s->k, dy + p * s->k);
+            pair_up((const uint16_t *)w->d->x + have * w->row, w->step, w->row - w->step, x + have % s->kh * w->row);
+        for (int64_t p = 0; p < s->ow / 2; p++) pair_up((const uint16_t *)w->d->y + (at * s->ow + 2 * p) * s->k, s->k, s->k, dy + p * s->k);
         for (int64_t ky = 0; ky < s->kh; ky++)
             add_taps(w, x + (first + ky) % s->kh * w->row, dy, sums + ky * w->run * s->k);
     }
@@ -96,7 +96,7 @@ static void put_sums(const direct *w)
         }
 }
 
-bool tr__direct_vnni_avx512bf16(const tr__direct_vnni *d)
+bool tr__direct_avx512bf16(const tr__direct *d)
 {
     const tr__conv2d *s = &d->s;
     direct w = {.d = d, .rows = s->n * s->oh, .row = (s->w + 2 * s->padding) * s->c, .run = s->kw * s->c,
