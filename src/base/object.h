@@ -91,7 +91,7 @@ void tr__error_unref(tr__error *error);
 /* Makes a stored error this thread's latest failure, and gives its reference up. Returns its status; TR_OK for NULL. */
 tr_status tr__error_restore(tr__error *error);
 /* From here to the end of the block: what fails leaves this thread's latest failure as it is. */
-#define TR__KEEP_ERROR __attribute__((cleanup(tr__error_kept))) tr__error *tr__kept_error = tr__error_take()
+#define TR__KEEP_ERROR __attribute__((cleanup(tr__error_kept), unused)) tr__error *tr__kept_error = tr__error_take()
 static inline void tr__error_kept(tr__error **error)
 {
     tr__error_restore(*error);
