@@ -7,10 +7,6 @@
 #include "library.h"
 #include "product.h"
 
-#include <map>
-#include <memory>
-#include <mutex>
-
 #include <stdio.h>
 
 namespace {
@@ -44,11 +40,10 @@ tr_status check(const library &l, cublasStatus_t status, const char *function)
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* All that an algorithm depends on; as numbers, so that shapes can be sorted. */
+/* All that an algorithm depends on. */
 struct shape {
     int64_t device, dtype, to_dtype, transposed_a, transposed_b, m, n, k, lda, ldb, ldc, ldd, step_a, step_b, step_c,
         step_d, batch, beta, epilogue, aux_ld, alignment, bias_alignment;
-    bool operator<(const shape &other) const { return memcmp(this, &other, sizeof other) < 0; }
 };
 
 /* Does an axis lie in memory as neighbours, and the other at one distance? Says which: *ld. */
@@ -108,14 +103,16 @@ bool shape_of(const job &j, const product &p, shape *s)
 /* ---- Plans ------------------------------------------------------------------------------------------------------- */
 
 struct plan {
-    const library &l;
+    const library &l = *cublaslt();
     cublasLtMatmulDesc_t matmul = nullptr;
     cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr, d = nullptr;
     cublasLtMatmulPreference_t preference = nullptr;
     cublasLtMatmulHeuristicResult_t chosen = {};
     bool declined = false; /* cuBLASLt has no algorithm for it */
 
-    explicit plan(const library &of) : l(of) {}
+    plan() = default;
+    plan(const plan &) = delete;
+    plan &operator=(const plan &) = delete;
     ~plan()
     {
         if (matmul) l.cublasLtMatmulDescDestroy(matmul);
@@ -188,53 +185,26 @@ tr_status plan::choose(cublasLtHandle_t handle, const shape &s)
         l.cublasLtMatmulAlgoGetHeuristic(handle, matmul, a, b, c, d, preference, 1, &chosen, &found);
     /* An epilogue on a single row or column is an invalid value to some versions, rather than not supported. */
     declined = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
-               (status == CUBLAS_STATUS_SUCCESS && found == 0);
+               (status == CUBLAS_STATUS_SUCCESS && (found == 0 || chosen.state != CUBLAS_STATUS_SUCCESS));
     return declined ? TR_OK : check(l, status, "cublasLtMatmulAlgoGetHeuristic");
 }
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
-constexpr size_t MOST_PLANS = 4096; /* lengths that change in each step would fill the memory */
-
-/* One lock for all: a plan's pointers to bias and GELU's input are set for each call. Never destroyed, as the pools of
- * memory. */
-struct state {
-    std::mutex lock;
-    std::map<int, cublasLtHandle_t> handles;
-    std::map<shape, std::unique_ptr<plan>> plans;
-};
-state &known = *new state;
-
-/* The plan for a shape, made when it is first asked for; the caller has the lock. */
-tr_status plan_for(const library &l, const shape &s, const product &p, cublasLtHandle_t *handle, plan **out)
+/* The memory of one call that its plan names; choosing looks at how it is aligned. */
+tr_status point(const plan &to, const product &p)
 {
-    cublasLtHandle_t &of_device = known.handles[(int)s.device];
-    if (!of_device) CALL(l, cublasLtCreate, &of_device);
-    *handle = of_device;
-    auto found = known.plans.find(s);
-    if (found == known.plans.end()) {
-        if (known.plans.size() >= MOST_PLANS) known.plans.clear();
-        found = known.plans.emplace(s, nullptr).first;
-    }
-    *out = found->second.get();
-    std::unique_ptr<plan> made;
-    if (!*out) {
-        made.reset(new plan(l));
-        *out = made.get();
-        TRY(made->prepare(s));
-    }
     const void *aux = p.gelu_input.data;
     if (p.bias)
-        CALL(l, cublasLtMatmulDescSetAttribute, (*out)->matmul, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias->data,
+        CALL(*cublaslt(), cublasLtMatmulDescSetAttribute, to.matmul, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias->data,
              sizeof p.bias->data);
     if (aux)
-        CALL(l, cublasLtMatmulDescSetAttribute, (*out)->matmul, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux,
+        CALL(*cublaslt(), cublasLtMatmulDescSetAttribute, to.matmul, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux,
              sizeof aux);
-    if (!made) return TR_OK;
-    TRY(made->choose(*handle, s)); /* after the pointers, whose alignment it looks at */
-    found->second = std::move(made);
     return TR_OK;
 }
+
+plan_table<shape, plan, cublasLtHandle_t> &known = *new plan_table<shape, plan, cublasLtHandle_t>;
 
 } // namespace
 
@@ -254,7 +224,14 @@ tr_status cublaslt_product(const job &j, const product &call)
     std::lock_guard<std::mutex> held(known.lock);
     cublasLtHandle_t handle;
     plan *chosen;
-    TRY(plan_for(*l, s, p, &handle, &chosen));
+    TRY(known.find(
+        s, &handle, &chosen, [&](cublasLtHandle_t *made) { return check(*l, l->cublasLtCreate(made), "cublasLtCreate"); },
+        [&](cublasLtHandle_t of, plan &made) {
+            TRY(made.prepare(s));
+            TRY(point(made, p));
+            return made.choose(of, s);
+        }));
+    TRY(point(*chosen, p));
     if (chosen->declined) return TR_DECLINED;
     scratch workspace(j, chosen->chosen.workspaceSize);
     TRY(workspace.status());

@@ -1,15 +1,13 @@
 /*
  * Convolutions by cuDNN's graph interface, which is opened when the first one comes. A convolution is described by
  * descriptors with attributes: tensors, an operation, a graph of it. For that the heuristic names engines, best first,
- * of which the first one serves that adds in a fixed order and takes the graph. What comes of it is kept as a plan.
+ * and in a second mode those that serve for any graph. The first of them is taken that computes as exactly as it was
+ * asked, in a fixed order, and takes the graph. What comes of it is kept as a plan.
  */
 #include "conv.h"
 #include "cudnn_abi.h"
 #include "library.h"
 
-#include <map>
-#include <memory>
-#include <mutex>
 #include <vector>
 
 namespace {
@@ -61,11 +59,10 @@ struct descriptor {
     }
 };
 
-/* All that a plan depends on; as numbers, so that shapes can be sorted. */
+/* All that a plan depends on. */
 struct shape {
     int64_t device, kind, dtype, alignment;
     conv_sizes sizes;
-    bool operator<(const shape &other) const { return memcmp(this, &other, sizeof other) < 0; }
 };
 
 struct plan {
@@ -77,7 +74,8 @@ struct plan {
     descriptor &tensor(const shape &s, int64_t id, int64_t n, int64_t c, int64_t h, int64_t w);
     descriptor &operation(const shape &s);
     cudnnStatus_t make(cudnnHandle_t handle, const shape &s, bool tf32);
-    bool choose(cudnnHandle_t handle, descriptor &config, bool exact);
+    cudnnStatus_t ask(cudnnHandle_t handle, int mode, const descriptor &graph, bool exact);
+    bool choose(cudnnHandle_t handle, const descriptor &config, bool exact);
 };
 
 enum { ID_X = 1, ID_WEIGHT, ID_Y };
@@ -136,8 +134,25 @@ descriptor &plan::operation(const shape &s)
     return op;
 }
 
-/* Can the configuration serve? exact: f32 is not to be rounded on its way into tensor cores. */
-bool plan::choose(cudnnHandle_t handle, descriptor &config, bool exact)
+/* Does an engine with this numerical note compute otherwise than asked? exact: f32 is not to be rounded on its way into
+ * tensor cores. Transforms (Winograd's, Fourier's) lose some digits of any dtype: a result by Winograd with tiles of 4 x 4
+ * is some 10 times further from the true one than a sum of products. */
+bool refuses(int note, bool exact)
+{
+    switch (note) {
+    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
+    case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return exact;
+    case CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION:
+    case CUDNN_NUMERICAL_NOTE_FFT:
+    case CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC: return true;
+    default: return note >= CUDNN_NUMERICAL_NOTE_WINOGRAD && note <= CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13;
+    }
+}
+
+constexpr int64_t MOST_WORKSPACE = 1 << 30;
+
+/* Can the configuration serve? */
+bool plan::choose(cudnnHandle_t handle, const descriptor &config, bool exact)
 {
     int notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t found = 0, n = 0;
@@ -148,87 +163,72 @@ bool plan::choose(cudnnHandle_t handle, descriptor &config, bool exact)
         l.cudnnBackendGetAttribute(engine.at, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                    CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, notes))
         return false;
-    for (int64_t i = 0; i < n; i++) {
-        bool rounds =
-            notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE || notes[i] == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
-        if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC || (exact && rounds)) return false;
-    }
-    descriptor &made = add(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
-    made.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
-    made.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-    made.finalize();
-    if (made.status || l.cudnnBackendGetAttribute(made.at, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64,
-                                                  1, &found, &workspace))
+    for (int64_t i = 0; i < n; i++)
+        if (refuses(notes[i], exact)) return false;
+    std::unique_ptr<descriptor> made(new descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR));
+    made->set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+    made->set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+    made->finalize();
+    if (made->status || l.cudnnBackendGetAttribute(made->at, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                                   CUDNN_TYPE_INT64, 1, &found, &workspace) ||
+        workspace > MOST_WORKSPACE)
         return false;
-    execution = &made;
+    execution = parts.emplace_back(std::move(made)).get();
     return true;
 }
 
-/* Says in `execution` whether cuDNN can. */
-cudnnStatus_t plan::make(cudnnHandle_t handle, const shape &s, bool tf32)
+/* Takes the first engine that serves of those that the heuristic names in a mode, if there is one. */
+cudnnStatus_t plan::ask(cudnnHandle_t handle, int mode, const descriptor &graph, bool exact)
 {
-    enum { ASKED = 16 };
-    descriptor &op = operation(s), &graph = add(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
-    graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, op);
-    graph.finalize();
-    descriptor &heuristic = add(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    enum { ASKED = 32 };
+    descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
-    heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
+    heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, mode);
     heuristic.finalize();
     if (heuristic.status) return heuristic.status;
-    descriptor *configs[ASKED];
+    std::unique_ptr<descriptor> configs[ASKED];
     cudnnBackendDescriptor_t addresses[ASKED];
     int64_t found = 0;
     for (int i = 0; i < ASKED; i++) {
-        configs[i] = &add(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+        configs[i].reset(new descriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
         if (configs[i]->status) return configs[i]->status;
         addresses[i] = configs[i]->at;
     }
     cudnnStatus_t status = cudnn()->cudnnBackendGetAttribute(heuristic.at, CUDNN_ATTR_ENGINEHEUR_RESULTS,
         CUDNN_TYPE_BACKEND_DESCRIPTOR, ASKED, &found, addresses);
-    for (int64_t i = 0; status == CUDNN_STATUS_SUCCESS && i < found; i++)
-        if (choose(handle, *configs[i], s.dtype == TR_F32 && !tf32)) break;
+    for (int64_t i = 0; status == CUDNN_STATUS_SUCCESS && i < found && !execution; i++)
+        if (choose(handle, *configs[i], exact)) parts.push_back(std::move(configs[i]));
     return status;
+}
+
+bool is_unsupported(cudnnStatus_t status)
+{
+    return status >= CUDNN_STATUS_NOT_SUPPORTED && status < CUDNN_STATUS_INTERNAL_ERROR;
+}
+
+/* Says in `execution` whether cuDNN can. For f32 in full the first mode often names engines of tensor cores alone. */
+cudnnStatus_t plan::make(cudnnHandle_t handle, const shape &s, bool tf32)
+{
+    descriptor &op = operation(s), &graph = add(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
+    graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, op);
+    graph.finalize();
+    if (graph.status) return graph.status;
+    for (int mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
+        cudnnStatus_t status = ask(handle, mode, graph, s.dtype == TR_F32 && !tf32);
+        if (execution || (status && !is_unsupported(status))) return status;
+    }
+    return CUDNN_STATUS_NOT_SUPPORTED;
 }
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
-constexpr size_t MOST_PLANS = 4096;
-
-/* One lock for all, as a handle has one stream. Never destroyed, as the pools of memory. */
-struct state {
-    std::mutex lock;
-    std::map<int, cudnnHandle_t> handles;
-    std::map<shape, std::unique_ptr<plan>> plans;
-};
-state &known = *new state;
+plan_table<shape, plan, cudnnHandle_t> &known = *new plan_table<shape, plan, cudnnHandle_t>;
 
 tr_status check(cudnnStatus_t status, const char *what)
 {
     if (status == CUDNN_STATUS_SUCCESS) return TR_OK;
     return host->fail(TR_DEVICE, "cuda: cuDNN: %s: %s", what, cudnn()->cudnnGetErrorString(status));
-}
-
-/* The caller has the lock. */
-tr_status plan_for(const shape &s, cudnnHandle_t *handle, plan **out)
-{
-    bool tf32;
-    TRY(wants_tf32(&tf32));
-    cudnnHandle_t &of_device = known.handles[(int)s.device];
-    if (!of_device) TRY(check(cudnn()->cudnnCreate(&of_device), "cudnnCreate"));
-    *handle = of_device;
-    auto found = known.plans.find(s);
-    if (found == known.plans.end()) {
-        std::unique_ptr<plan> made(new plan);
-        cudnnStatus_t status = made->make(*handle, s, tf32);
-        bool unsupported = status >= CUDNN_STATUS_NOT_SUPPORTED && status < CUDNN_STATUS_INTERNAL_ERROR;
-        if (!unsupported) TRY(check(status, "choosing how to convolve"));
-        if (known.plans.size() >= MOST_PLANS) known.plans.clear();
-        found = known.plans.emplace(s, std::move(made)).first;
-    }
-    *out = found->second.get();
-    return TR_OK;
 }
 
 } // namespace
@@ -244,10 +244,18 @@ tr_status cudnn_convolve(const job &j, conv_kind kind, const conv_sizes &s, tr_d
     for (int64_t size : {s.n, s.c, s.h, s.w, s.k, s.kh, s.kw, s.oh, s.ow})
         if (size == 0) return TR_DECLINED;
     if (!cudnn_serves(dtype)) return TR_DECLINED;
+    const shape asked = {j.call.index, kind, dtype, alignment_of({x, weight, y}, 16), s};
+    bool tf32;
+    TRY(wants_tf32(&tf32));
     std::lock_guard<std::mutex> held(known.lock);
     cudnnHandle_t handle;
     plan *chosen;
-    TRY(plan_for(shape{j.call.index, kind, dtype, alignment_of({x, weight, y}, 16), s}, &handle, &chosen));
+    TRY(known.find(
+        asked, &handle, &chosen, [](cudnnHandle_t *made) { return check(cudnn()->cudnnCreate(made), "cudnnCreate"); },
+        [&](cudnnHandle_t of, plan &made) {
+            cudnnStatus_t status = made.make(of, asked, tf32);
+            return is_unsupported(status) ? TR_OK : check(status, "choosing how to convolve");
+        }));
     if (!chosen->execution) return TR_DECLINED;
     scratch workspace(j, (size_t)chosen->workspace);
     TRY(workspace.status());

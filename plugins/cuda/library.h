@@ -4,6 +4,10 @@
 
 #include "kernel.h"
 
+#include <map>
+#include <memory>
+#include <mutex>
+
 struct library_function {
     const char *name;
     void *to; /* the pointer to it, to be set */
@@ -20,6 +24,40 @@ inline int64_t alignment_of(std::initializer_list<const void *> addresses, uintp
     for (const void *address : addresses) bits |= (uintptr_t)address;
     return (int64_t)(bits & -bits);
 }
+
+/*
+ * What a library has been asked for so far: a handle for each device, and a plan for each shape, which is all that a plan
+ * depends on, as numbers of 64 bits, beginning with `device`. One lock for all, held by the caller, as a handle has one
+ * stream and a plan's pointers are set for each call. A table is never destroyed, as the pools of memory.
+ */
+template <class Shape, class Plan, class Handle> struct plan_table {
+    struct by_bytes {
+        bool operator()(const Shape &a, const Shape &b) const { return memcmp(&a, &b, sizeof a) < 0; }
+    };
+    static constexpr size_t MOST = 4096; /* lengths that change in each step would fill the memory */
+    std::mutex lock;
+    std::map<int64_t, Handle> handles;
+    std::map<Shape, std::unique_ptr<Plan>, by_bytes> plans;
+
+    /* A shape's plan and its device's handle; create(&handle) and make(handle, plan) when they are first asked for. What
+     * fails is not kept. */
+    template <class Create, class Make>
+    tr_status find(const Shape &s, Handle *handle, Plan **out, Create create, Make make)
+    {
+        Handle &of_device = handles[s.device];
+        if (!of_device) TRY(create(&of_device));
+        *handle = of_device;
+        auto found = plans.find(s);
+        if (found == plans.end()) {
+            std::unique_ptr<Plan> made(new Plan);
+            TRY(make(of_device, *made));
+            if (plans.size() >= MOST) plans.clear();
+            found = plans.emplace(s, std::move(made)).first;
+        }
+        *out = found->second.get();
+        return TR_OK;
+    }
+};
 
 /* f32 is multiplied in full, or on tensor cores with 10 bits of its fraction, as TRIREME_CUDA_MATMUL asks. */
 tr_status wants_tf32(bool *wants);

@@ -51,7 +51,7 @@ struct device_array {
 inline void assert_failure(std::initializer_list<const char *> texts)
 {
     assert_int_not_equal(cudaDeviceSynchronize(), cudaSuccess);
-    const std::string text = tr_emulator::take_failure(tr_emulator::current_device());
+    const std::string text = tr_emulator::take_failure(tr_emulator::current_device);
     for (const char *part : texts)
         if (text.find(part) == std::string::npos) fail_msg("\"%s\" lacks \"%s\"", text.c_str(), part);
 }

@@ -5,11 +5,8 @@
  * smaller than was said; it leaves NaN in the workspace. CUDA_EMULATOR="fail=cublasLtMatmul:2" lets the second call
  * fail, as of any function.
  */
-#include <cstring>
-#include <vector>
-
-#include "reference.h"
-#include "cudart.h"
+#include "library.h"
+#include "cublaslt_abi.h"
 
 using namespace tr_emulator;
 
@@ -44,6 +41,19 @@ struct choice {
 };
 static_assert(sizeof(choice) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has room for it");
 
+element element_of(int type)
+{
+    return type == CUBLASLT_R_64F   ? element::f64
+           : type == CUBLASLT_R_32F ? element::f32
+           : type == CUBLASLT_R_16F ? element::f16
+                                    : element::bf16;
+}
+
+double load_from(const cublasLtMatrixLayout &x, const void *base, int64_t batch, int64_t row, int64_t column)
+{
+    return load(element_of(x.type), base, batch * x.step + column * x.ld + row);
+}
+
 double gelu_slope(double x)
 {
     const double c = 0.7978845608028654, t = std::tanh(c * (x + 0.044715 * x * x * x));
@@ -72,39 +82,41 @@ struct multiplication {
 
     bool is_valid() const
     {
-        const auto fits = [&](const cublasLtMatrixLayout &x, uint64_t rows, uint64_t columns) {
+        const auto fits = [&](const cublasLtMatrixLayout &x, uint64_t rows, uint64_t columns, bool transposed) {
+            if (transposed) std::swap(rows, columns);
             return x.rows == rows && x.columns == columns && x.ld >= int64_t(rows) && x.batch == d.batch;
         };
-        return m() && n() && k() && fits(c, m(), n()) && fits(d, m(), n()) &&
-            (matmul.transposed[0] ? fits(a, k(), m()) : fits(a, m(), k())) &&
-            (matmul.transposed[1] ? fits(b, n(), k()) : fits(b, k(), n()));
+        return m() && n() && k() && fits(c, m(), n(), false) && fits(d, m(), n(), false) &&
+            fits(a, m(), k(), matmul.transposed[0]) && fits(b, k(), n(), matmul.transposed[1]);
     }
 
     uint64_t signature() const
     {
         uint64_t hash = 1469598103934665603u;
-        const auto add = [&](uint64_t x) { hash = (hash ^ x) * 1099511628211u; };
-        for (const auto *x : {&a, &b, &c, &d}) {
-            add(uint64_t(x->type)), add(x->rows), add(x->columns), add(uint64_t(x->ld)), add(uint64_t(x->step));
-            add(uint64_t(x->batch));
-        }
-        add(uint64_t(matmul.compute)), add(uint64_t(matmul.transposed[0])), add(uint64_t(matmul.transposed[1]));
-        add(matmul.epilogue), add(uint64_t(matmul.aux_ld));
+        const auto add = [&](auto... values) { ((hash = (hash ^ uint64_t(values)) * 1099511628211u), ...); };
+        for (const auto *x : {&a, &b, &c, &d}) add(x->type, x->rows, x->columns, x->ld, x->step, x->batch);
+        add(matmul.compute, matmul.transposed[0], matmul.transposed[1], matmul.epilogue, matmul.aux_ld);
         return hash;
     }
 
     /* op(x) of one of the batch, by rows. */
     std::vector<double> operand(const cublasLtMatrixLayout &x, bool transposed, const void *base, int64_t batch) const
     {
-        std::vector<double> values(x.rows * x.columns);
-        for (uint64_t r = 0; r < x.rows; r++)
-            for (uint64_t q = 0; q < x.columns; q++) {
-                double value = load(x.type, base, batch * x.step + int64_t(q) * x.ld + int64_t(r));
-                if (matmul.compute == CUBLAS_COMPUTE_32F_FAST_TF32) /* 10 bits of the fraction */
-                    value = double(__uint_as_float((__float_as_uint(float(value)) + 0x1000u) & ~0x1fffu));
-                values[transposed ? q * x.rows + r : r * x.columns + q] = value;
-            }
+        std::vector<double> values;
+        const auto rows = int64_t(x.rows), columns = int64_t(x.columns);
+        for_each<2>(transposed ? std::array{columns, rows} : std::array{rows, columns}, [&](const auto &i) {
+            const double value = load_from(x, base, batch, i[transposed], i[!transposed]);
+            values.push_back(matmul.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? to_tf32(value) : value);
+        });
         return values;
+    }
+
+    double epilogue(double sum, int64_t row, int64_t column) const
+    {
+        const element type = element_of(d.type);
+        if (matmul.epilogue == CUBLASLT_EPILOGUE_BIAS) return sum + load(type, matmul.bias, row);
+        if (matmul.epilogue != CUBLASLT_EPILOGUE_DGELU) return sum;
+        return sum * gelu_slope(load(type, matmul.aux, column * matmul.aux_ld + row));
     }
 
     void run(double alpha, const void *at_a, const void *at_b, double beta, const void *at_c, void *at_d) const
@@ -112,36 +124,36 @@ struct multiplication {
         for (int64_t batch = 0; batch < d.batch; batch++) {
             const auto left = operand(a, matmul.transposed[0], at_a, batch),
                        right = operand(b, matmul.transposed[1], at_b, batch);
-            for (uint64_t row = 0; row < m(); row++)
-                for (uint64_t column = 0; column < n(); column++) {
-                    double sum = 0;
-                    for (uint64_t e = 0; e < k(); e++) sum += left[row * k() + e] * right[e * n() + column];
-                    sum *= alpha;
-                    if (beta != 0)
-                        sum += beta * load(c.type, at_c, batch * c.step + int64_t(column) * c.ld + int64_t(row));
-                    if (matmul.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(d.type, matmul.bias, int64_t(row));
-                    if (matmul.epilogue == CUBLASLT_EPILOGUE_DGELU)
-                        sum *= gelu_slope(load(d.type, matmul.aux, int64_t(column) * matmul.aux_ld + int64_t(row)));
-                    store(d.type, at_d, batch * d.step + int64_t(column) * d.ld + int64_t(row), sum);
-                }
+            for_each<2>({int64_t(m()), int64_t(n())}, [&](const auto &i) {
+                double sum = 0;
+                for (uint64_t e = 0; e < k(); e++)
+                    sum += left[uint64_t(i[0]) * k() + e] * right[e * n() + uint64_t(i[1])];
+                sum *= alpha;
+                if (beta != 0) sum += beta * load_from(c, at_c, batch, i[0], i[1]);
+                store(element_of(d.type), at_d, batch * d.step + i[1] * d.ld + i[0], epilogue(sum, i[0], i[1]));
+            });
         }
     }
 };
 
-/* Runs what makes an object, unless the call is the one that shall fail. */
 template <typename T>
-cublasStatus_t make(const char *function, T **out, T value)
+cublasStatus_t make(T **out, const T &value)
 {
-    if (call_fails(function)) return CUBLAS_STATUS_EXECUTION_FAILED;
     *out = new T(value);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <typename T>
+cublasStatus_t destroy(T *object)
+{
+    delete object;
     return CUBLAS_STATUS_SUCCESS;
 }
 
 /* Sets a field of the value's size. */
 template <typename T>
-cublasStatus_t set(const char *function, T *field, const void *value, size_t bytes)
+cublasStatus_t set(T *field, const void *value, size_t bytes)
 {
-    if (call_fails(function)) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (bytes != sizeof *field) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(field, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
@@ -149,7 +161,7 @@ cublasStatus_t set(const char *function, T *field, const void *value, size_t byt
 
 } /* namespace */
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make("cublasLtCreate", handle, {}); }
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make(handle, {}); }
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
@@ -159,67 +171,51 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, int type, uint64_t rows, uint64_t columns,
                                           int64_t ld)
 {
-    return make("cublasLtMatrixLayoutCreate", layout, {type, rows, columns, ld, 0, 1});
+    return make(layout, {type, rows, columns, ld, 0, 1});
 }
 
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
-{
-    delete layout;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy(layout); }
 
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, int attribute, const void *value,
                                                 size_t bytes)
 {
-    const char *name = "cublasLtMatrixLayoutSetAttribute";
-    return attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? set(name, &layout->batch, value, bytes)
-                                                           : set(name, &layout->step, value, bytes);
+    if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) return set(&layout->batch, value, bytes);
+    return set(&layout->step, value, bytes);
 }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *matmul, int compute, int scale)
 {
-    return make("cublasLtMatmulDescCreate", matmul,
-                {compute, scale, {}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0});
+    return make(matmul, {compute, scale, {}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0});
 }
 
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul)
-{
-    delete matmul;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t matmul) { return destroy(matmul); }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t matmul, int attribute, const void *value,
                                               size_t bytes)
 {
-    const char *name = "cublasLtMatmulDescSetAttribute";
     switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return set(name, &matmul->transposed[0], value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return set(name, &matmul->transposed[1], value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(name, &matmul->epilogue, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(name, &matmul->bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(name, &matmul->aux, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(name, &matmul->aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set(&matmul->transposed[0], value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set(&matmul->transposed[1], value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&matmul->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&matmul->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(&matmul->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(&matmul->aux_ld, value, bytes);
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
 {
-    return make("cublasLtMatmulPreferenceCreate", preference, {0, {256, 256, 256, 256}});
+    return make(preference, {0, {256, 256, 256, 256}});
 }
 
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
-{
-    delete preference;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return destroy(preference); }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, int attribute,
                                                     const void *value, size_t bytes)
 {
-    const char *name = "cublasLtMatmulPreferenceSetAttribute";
-    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(name, &preference->workspace, value, bytes);
-    return set(name, &preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) return set(&preference->workspace, value, bytes);
+    return set(&preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, cublasLtMatrixLayout_t a,
@@ -228,7 +224,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     const multiplication x = {*matmul, *a, *b, *c, *d};
-    if (call_fails("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (!x.is_valid()) return CUBLAS_STATUS_EXECUTION_FAILED; /* a mistake that an own kernel would hide */
     if (matmul->epilogue != CUBLASLT_EPILOGUE_DEFAULT && (x.m() == 1 || x.k() == 1)) return CUBLAS_STATUS_INVALID_VALUE;
     if (!x.is_possible()) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -254,18 +249,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, con
         if (reinterpret_cast<uintptr_t>(memory[i]) % chosen.alignment[i]) return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen.signature != x.signature() || chosen.workspace > bytes || (chosen.workspace && !workspace))
         return CUBLAS_STATUS_INVALID_VALUE;
-    const double times = load(matmul->scale, alpha, 0), plus = load(matmul->scale, beta, 0);
-    const cudaError_t error = enqueue(stream, {"cublasLtMatmul", [=] {
+    const element scale = element_of(matmul->scale);
+    const cudaError_t error = enqueue(stream, {"cublasLtMatmul", [=, times = load(scale, alpha, 0),
+        plus = load(scale, beta, 0)] {
         if (bytes) memset(workspace, 0xff, bytes);
         x.run(times, a, b, plus, c, d);
         return cudaSuccess;
-    }, nullptr});
+    }});
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
-namespace tr_emulator {
-const library_entry cublaslt_functions[] = {
-#define ENTRY(function) {#function, reinterpret_cast<void *>(function)},
-    CUBLASLT_FUNCTIONS(ENTRY) {nullptr, nullptr}
-};
+library_functions &tr_emulator::cublaslt_functions()
+{
+    static library_functions functions = {
+#define ENTRY(function) {#function, guarded<function, CUBLAS_STATUS_EXECUTION_FAILED>::named(#function)},
+        CUBLASLT_FUNCTIONS(ENTRY)
+#undef ENTRY
+    };
+    return functions;
 }

@@ -1,77 +1,130 @@
 /*
- * Memory of the double: each device has a range of addresses that the host cannot touch, but while it runs the device's
- * work. An allocation ends where a hole begins; fresh memory holds NaN, and freed memory is a hole again.
+ * Memory of the double, and copies: each device has a range of addresses that the host cannot touch, but while it runs
+ * the device's work. An allocation ends where a hole begins; fresh memory holds NaN, and freed memory is a hole again.
  */
 #include "cudart.h"
-#include "engine.h"
 
-#include <atomic>
-#include <map>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace tr_emulator {
+using namespace tr_emulator;
 
 enum : size_t { PAGE = 4096, ALIGN = 256, RANGE = size_t(1) << 36 };
 
+struct allocation {
+    size_t bytes;      /* what was asked for */
+    char *first_page;
+    size_t page_bytes;
+};
+typedef std::map<char *, allocation> allocations; /* by where they begin */
+
 struct device_memory {
     char *range = nullptr;
-    std::map<char *, size_t> pages; /* live: the first page, bytes of pages */
-    std::map<char *, size_t> live;  /* what was asked for */
+    allocations live;
     size_t used = 0;
     bool open = false;
     int users = 0;
 };
 static device_memory memories[DEVICES];
-static std::map<char *, size_t> pinned;
-static std::map<char *, size_t> registered; /* the program's own */
+static allocations pinned;
 static size_t limit = size_t(4) << 30;
 
-void set_memory_limit(size_t bytes) { limit = bytes; }
-size_t memory_limit() { return limit; }
-size_t device_bytes_used(int device) { return memories[device].used; }
-
-/* The range that holds all of [memory, memory + bytes). */
-static bool holds(const std::map<char *, size_t> &ranges, const void *memory, size_t bytes)
+/* The last allocation that begins at the address or before it; NULL: there is none. */
+static const std::pair<char *const, allocation> *before(const allocations &all, const void *address)
 {
-    auto *at = static_cast<char *>(const_cast<void *>(memory));
-    auto next = ranges.upper_bound(at);
-    if (next == ranges.begin()) return false;
-    --next;
-    return static_cast<size_t>(at - next->first) + bytes <= next->second;
+    auto next = all.upper_bound(static_cast<char *>(const_cast<void *>(address)));
+    return next == all.begin() ? nullptr : &*--next;
 }
 
-location locate(const void *memory, size_t bytes)
+/* Lies all of [memory, memory + bytes) in one of them? */
+static bool holds(const allocations &all, const void *memory, size_t bytes)
+{
+    const auto *found = before(all, memory);
+    return found && static_cast<size_t>(static_cast<const char *>(memory) - found->first) + bytes <= found->second.bytes;
+}
+
+/* Nobody's device: -1. */
+static int device_of(const void *memory)
 {
     const auto *at = static_cast<const char *>(memory);
-    for (int d = 0; d < DEVICES; d++) {
-        const device_memory &m = memories[d];
-        if (m.range && at >= m.range && at < m.range + RANGE)
-            return {holds(m.live, memory, bytes) ? where::device : where::nowhere, d};
-    }
-    const bool is_pinned = holds(pinned, memory, bytes) || holds(registered, memory, bytes);
-    return {is_pinned ? where::pinned : where::pageable, -1};
+    for (int d = 0; d < DEVICES; d++)
+        if (memories[d].range && at >= memories[d].range && at < memories[d].range + RANGE) return d;
+    return -1;
 }
 
 /* The first hole with a page to spare at its end. */
 static char *find_hole(const device_memory &m, size_t bytes)
 {
     char *at = m.range;
-    for (const auto &[first, size] : m.pages) {
-        if (static_cast<size_t>(first - at) >= bytes + PAGE) break;
-        at = first + size + PAGE;
+    for (const auto &[start, a] : m.live) {
+        if (static_cast<size_t>(a.first_page - at) >= bytes + PAGE) break;
+        at = a.first_page + a.page_bytes + PAGE;
     }
     return at + bytes + PAGE <= m.range + RANGE ? at : nullptr;
 }
 
-cudaError_t allocate_device(void **memory, size_t bytes, int device)
+static void protect(device_memory &m, bool open)
 {
-    device_memory &m = memories[device];
-    watch_faults();
+    if (m.open == open) return;
+    for (const auto &[start, a] : m.live) mprotect(a.first_page, a.page_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    m.open = open;
+}
+
+namespace tr_emulator {
+
+void set_memory_limit(size_t bytes) { limit = bytes; }
+size_t memory_limit() { return limit; }
+
+location locate(const void *memory, size_t bytes)
+{
+    const int device = device_of(memory);
+    if (device >= 0) return {holds(memories[device].live, memory, bytes) ? where::device : where::nowhere, device};
+    return {holds(pinned, memory, bytes) ? where::pinned : where::pageable, -1};
+}
+
+void open_memory(unsigned devices)
+{
+    for (int d = 0; d < DEVICES; d++)
+        if (devices >> d & 1) memories[d].users++;
+    for (device_memory &m : memories) protect(m, m.users > 0);
+}
+
+void leave_memory(unsigned devices)
+{
+    for (int d = 0; d < DEVICES; d++)
+        if (devices >> d & 1) memories[d].users--;
+}
+
+void close_idle_memory() { open_memory(0); }
+
+std::string describe_address(const void *address)
+{
+    const int device = device_of(address);
+    if (device < 0) return "which is no memory of a device";
+    const std::string on = " on device " + std::to_string(device);
+    const auto *found = before(memories[device].live, address);
+    if (!found) return "which is not allocated" + on;
+    const auto inside = static_cast<size_t>(static_cast<const char *>(address) - found->first);
+    const size_t bytes = found->second.bytes;
+    return inside < bytes
+        ? "byte " + std::to_string(inside) + " of " + std::to_string(bytes) + on + ", whose memory it cannot reach"
+        : std::to_string(inside - bytes) + " bytes after the end of " + std::to_string(bytes) + on;
+}
+
+void describe_host_fault(const void *address)
+{
+    if (device_of(address) >= 0) dprintf(2, "the host accesses %p: %s\n", address, describe_address(address).c_str());
+}
+
+} /* namespace tr_emulator */
+
+/* ---- Allocations ------------------------------------------------------------------------------------------------- */
+
+DOUBLE(cudaMalloc, (void **memory, size_t bytes), cudaErrorMemoryAllocation, {
+    device_memory &m = memories[current_device];
     *memory = nullptr;
+    CHECK(refuse_while_capturing());
+    watch_faults();
     if (bytes == 0) return cudaSuccess;
     if (!m.range) {
         void *range = mmap(nullptr, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -84,157 +137,123 @@ cudaError_t allocate_device(void **memory, size_t bytes, int device)
     memset(at, 0xff, pages);
     if (!m.open) mprotect(at, pages, PROT_NONE);
     char *start = at + pages - (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    m.pages[at] = pages;
-    m.live[start] = bytes;
+    m.live[start] = {bytes, at, pages};
     m.used += bytes;
     *memory = start;
     return cudaSuccess;
-}
+})
 
-cudaError_t free_device(void *memory)
-{
+/* Waits for the device, as the real one does. */
+DOUBLE(cudaFree, (void *memory), cudaErrorInvalidValue, {
+    const int device = device_of(memory);
     if (!memory) return cudaSuccess;
-    for (device_memory &m : memories) {
-        auto found = m.live.find(static_cast<char *>(memory));
-        if (found == m.live.end()) continue;
-        auto pages = --m.pages.upper_bound(found->first);
-        madvise(pages->first, pages->second, MADV_DONTNEED);
-        mprotect(pages->first, pages->second, PROT_NONE);
-        m.used -= found->second;
-        m.pages.erase(pages);
-        m.live.erase(found);
-        return cudaSuccess;
-    }
-    return cudaErrorInvalidValue;
-}
+    if (device < 0) return cudaErrorInvalidValue;
+    const cudaError_t refused = refuse_while_capturing();
+    const cudaError_t error = refused != cudaSuccess ? refused : wait_for_device(held, device);
+    auto found = memories[device].live.find(static_cast<char *>(memory));
+    if (found == memories[device].live.end()) return cudaErrorInvalidValue;
+    madvise(found->second.first_page, found->second.page_bytes, MADV_DONTNEED);
+    mprotect(found->second.first_page, found->second.page_bytes, PROT_NONE);
+    memories[device].used -= found->second.bytes;
+    memories[device].live.erase(found);
+    return error;
+})
 
-/* ---- Who may touch it -------------------------------------------------------------------------------------------- */
-
-static void protect(device_memory &m, bool open)
-{
-    if (m.open == open) return;
-    for (const auto &[first, size] : m.pages) mprotect(first, size, open ? PROT_READ | PROT_WRITE : PROT_NONE);
-    m.open = open;
-}
-
-void open_memory(unsigned devices)
-{
-    for (int d = 0; d < DEVICES; d++) {
-        device_memory &m = memories[d];
-        if (devices >> d & 1) {
-            m.users++;
-            protect(m, true);
-        } else if (m.users == 0) {
-            protect(m, false);
-        }
-    }
-}
-
-void leave_memory(unsigned devices)
-{
-    for (int d = 0; d < DEVICES; d++)
-        if (devices >> d & 1) memories[d].users--;
-}
-
-void close_idle_memory()
-{
-    for (device_memory &m : memories)
-        if (m.users == 0) protect(m, false);
-}
-
-/* Called by a signal handler on a thread that does not hold the lock; other threads may change the maps, which a
- * test that has failed already must risk. */
-const char *describe_address(const void *address)
-{
-    static thread_local char text[160];
-    const auto *at = static_cast<const char *>(address);
-    for (int d = 0; d < DEVICES; d++) {
-        const device_memory &m = memories[d];
-        if (!m.range || at < m.range || at >= m.range + RANGE) continue;
-        auto next = m.live.upper_bound(const_cast<char *>(at));
-        if (next == m.live.begin()) {
-            snprintf(text, sizeof text, "which is not allocated on device %d", d);
-            return text;
-        }
-        --next;
-        const auto inside = static_cast<size_t>(at - next->first);
-        if (inside < next->second)
-            snprintf(text, sizeof text, "byte %zu of %zu on device %d, whose memory it cannot reach", inside,
-                next->second, d);
-        else snprintf(text, sizeof text, "%zu bytes after the end of %zu on device %d", inside - next->second,
-            next->second, d);
-        return text;
-    }
-    return "which is no memory of a device";
-}
-
-void describe_host_fault(const void *address)
-{
-    char text[300];
-    if (locate(address, 1).device < 0) return;
-    const int n = snprintf(text, sizeof text, "the host accesses %p: %s\n", address, describe_address(address));
-    if (write(2, text, static_cast<size_t>(n)) < 0) return;
-}
-
-} /* namespace tr_emulator */
-
-/* ---- Host memory ------------------------------------------------------------------------------------------------- */
-
-using namespace tr_emulator;
-
-cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned)
-{
-    if (call_fails("cudaHostAlloc")) return cudaErrorMemoryAllocation;
-    std::lock_guard<std::mutex> held(runtime_lock());
-    const cudaError_t error = refuse_while_capturing();
-    if (error != cudaSuccess) return error;
+DOUBLE_ALWAYS(cudaHostAlloc, (void **memory, size_t bytes, unsigned), cudaErrorMemoryAllocation, {
+    CHECK(refuse_while_capturing());
     if (posix_memalign(memory, PAGE, bytes ? bytes : 1)) return cudaErrorMemoryAllocation;
     memset(*memory, 0xff, bytes);
-    pinned[static_cast<char *>(*memory)] = bytes;
+    pinned[static_cast<char *>(*memory)] = {bytes, nullptr, 0};
     return cudaSuccess;
-}
+})
 
-cudaError_t cudaMallocHost(void **memory, size_t bytes)
-{
-    return call_fails("cudaMallocHost") ? cudaErrorMemoryAllocation : cudaHostAlloc(memory, bytes, 0);
-}
-
-/* Waits for the devices, as the real one does. */
-cudaError_t cudaFreeHost(void *memory)
-{
-    if (call_fails("cudaFreeHost")) return cudaErrorUnknown;
+DOUBLE_ALWAYS(cudaFreeHost, (void *memory), cudaErrorUnknown, {
     if (!memory) return cudaSuccess;
-    cudaError_t error = cudaDeviceSynchronize();
-    std::lock_guard<std::mutex> held(runtime_lock());
+    const cudaError_t refused = refuse_while_capturing();
+    const cudaError_t error = refused != cudaSuccess ? refused : wait_for_device(held, current_device);
     if (!pinned.erase(static_cast<char *>(memory))) return cudaErrorInvalidValue;
     free(memory);
     return error;
-}
+})
 
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned)
-{
-    if (call_fails("cudaHostRegister")) return cudaErrorMemoryAllocation;
-    std::lock_guard<std::mutex> held(runtime_lock());
-    if (locate(memory, 1).kind == where::pinned) return cudaErrorHostMemoryAlreadyRegistered;
-    registered[static_cast<char *>(memory)] = bytes;
+DOUBLE(cudaMemGetInfo, (size_t *free, size_t *total), cudaErrorUnknown, {
+    *total = limit;
+    *free = limit - memories[current_device].used;
     return cudaSuccess;
+})
+
+/* ---- Copies ------------------------------------------------------------------------------------------------------ */
+
+static bool kind_fits(cudaMemcpyKind kind, location to, location from)
+{
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice,
+               from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (to.kind == where::nowhere || from.kind == where::nowhere) return false;
+    return kind == cudaMemcpyDefault ||
+        (to_device == (to.kind == where::device) && from_device == (from.kind == where::device));
 }
 
-cudaError_t cudaHostUnregister(void *memory)
+static unsigned reach_of(location at) { return at.device >= 0 ? 1u << at.device : 0; }
+
+/* Pageable host memory is read before the call returns, and is written before it does; pinned memory when the copy
+ * runs. */
+static cudaError_t copy(held_lock &held, const char *name, void *to, const void *from, size_t bytes,
+    cudaMemcpyKind kind, cudaStream_t stream, bool wait)
 {
-    if (call_fails("cudaHostUnregister")) return cudaErrorUnknown;
-    std::lock_guard<std::mutex> held(runtime_lock());
-    return registered.erase(static_cast<char *>(memory)) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
+    const location target = locate(to, bytes), source = locate(from, bytes);
+    tr_stream *s = stream_of(stream);
+    if (bytes == 0) return cudaSuccess;
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (!kind_fits(kind, target, source)) return cudaErrorInvalidValue;
+    std::shared_ptr<std::string> staged;
+    if (source.kind == where::pageable && !s->capture)
+        staged = std::make_shared<std::string>(static_cast<const char *>(from), bytes);
+    const bool now = !s->capture && (wait || target.kind == where::pageable);
+    const auto run = [=] {
+        held_lock again(state().lock);
+        if (locate(to, bytes).kind != target.kind || locate(from, bytes).kind != source.kind) {
+            describe_failure(std::string(name) + " runs after its memory was freed");
+            return cudaErrorIllegalAddress;
+        }
+        again.unlock();
+        memmove(to, staged ? staged->data() : from, bytes);
+        return cudaSuccess;
+    };
+    CHECK(put(held, s, {name, run, reach_of(target) | reach_of(source)}));
+    return now ? wait_for(held, s) : cudaSuccess;
 }
 
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory)
+static cudaError_t set_bytes(held_lock &held, void *memory, int value, size_t bytes, cudaStream_t stream)
 {
-    if (call_fails("cudaPointerGetAttributes")) return cudaErrorInvalidValue;
-    std::lock_guard<std::mutex> held(runtime_lock());
-    const location at = locate(memory, 1);
-    auto *address = const_cast<void *>(memory);
-    if (at.kind == where::device) *attributes = {cudaMemoryTypeDevice, at.device, address, nullptr};
-    else if (at.kind == where::pinned) *attributes = {cudaMemoryTypeHost, 0, address, address};
-    else *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, address};
-    return cudaSuccess;
+    const location at = locate(memory, bytes);
+    tr_stream *s = stream_of(stream);
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (bytes == 0) return cudaSuccess;
+    if (at.kind != where::device && at.kind != where::pinned) return cudaErrorInvalidValue;
+    const auto run = [=] {
+        memset(memory, value, bytes);
+        return cudaSuccess;
+    };
+    return put(held, s, {"cudaMemsetAsync", run, reach_of(at)});
 }
+
+DOUBLE(cudaMemcpy, (void *to, const void *from, size_t bytes, cudaMemcpyKind kind), cudaErrorInvalidValue, {
+    return copy(held, "cudaMemcpy", to, from, bytes, kind, nullptr, true);
+})
+
+DOUBLE(cudaMemcpyAsync, (void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
+    cudaErrorInvalidValue, { return copy(held, "cudaMemcpyAsync", to, from, bytes, kind, stream, false); })
+
+DOUBLE(cudaMemcpyPeerAsync, (void *to, int, const void *from, int, size_t bytes, cudaStream_t stream),
+    cudaErrorInvalidValue, {
+    return copy(held, "cudaMemcpyPeerAsync", to, from, bytes, cudaMemcpyDeviceToDevice, stream, false);
+})
+
+DOUBLE(cudaMemset, (void *memory, int value, size_t bytes), cudaErrorInvalidValue, {
+    CHECK(set_bytes(held, memory, value, bytes, nullptr));
+    return wait_for(held, stream_of(nullptr));
+})
+
+DOUBLE(cudaMemsetAsync, (void *memory, int value, size_t bytes, cudaStream_t stream), cudaErrorInvalidValue, {
+    return set_bytes(held, memory, value, bytes, stream);
+})

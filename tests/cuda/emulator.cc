@@ -4,16 +4,16 @@
  * fiber for each thread.
  */
 #include "cuda_emulator.h"
-#include "engine.h"
+#include "cudart.h"
 #include "fiber.h"
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <signal.h>
 #include <stdarg.h>
-#include <string>
 #include <thread>
 #include <ucontext.h>
 #include <vector>
@@ -25,6 +25,7 @@ __thread place here = {{0, 0, 0}, {0, 0, 0}, dim3(1), dim3(1)};
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
 
 static std::atomic<uint64_t> seed{1};
+static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
 
 static uint64_t mix(uint64_t x) /* splitmix64 */
 {
@@ -33,8 +34,8 @@ static uint64_t mix(uint64_t x) /* splitmix64 */
     return x ^ x >> 31;
 }
 
-void set_seed(uint64_t value) { seed = value * 0x9e3779b97f4a7c15u; }
-uint64_t random() { return mix(seed.fetch_add(0x9e3779b97f4a7c15u) + 0x9e3779b97f4a7c15u); }
+void set_seed(uint64_t value) { seed = value * GOLDEN; }
+uint64_t random() { return mix(seed.fetch_add(GOLDEN) + GOLDEN); }
 
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
 
@@ -46,16 +47,17 @@ struct async_copy {
 };
 
 struct thread_state {
-    fiber *on;             /* its stack, from its first step to its end */
-    const char *waits_in;  /* the operation that it is in, NULL while it can go on */
+    unsigned number;
+    fiber *on;              /* its stack, from its first step to its end */
+    const char *waits_in;   /* the operation that it is in, NULL while it can go on */
     site at;
-    combine how;           /* its barrier, and what it brings there */
+    combine how;            /* its barrier, and what it brings there */
     int value;
     warp_function *compute; /* or its warp operation */
     unsigned mask;
     void *slot;
     std::vector<async_copy> copies;
-    int group;             /* of copies that is open */
+    int group;              /* of copies that is open */
 };
 
 /* A bit for each lane. */
@@ -63,127 +65,125 @@ struct warp_state {
     unsigned exist, ready, at_barrier, in_operation, ended;
 };
 
+static bool same_line(const site &a, const site &b) { return a.line == b.line && a.file == b.file; }
+
 struct grid_meeting;
 
 struct block_run {
     const kernel_launch &launch;
     grid_meeting *meeting; /* of the blocks of a cooperative launch, else NULL */
     uint64_t state;        /* of this block's random numbers */
-    unsigned count;        /* threads */
     std::vector<thread_state> threads;
     std::vector<warp_state> warps;
-    std::vector<unsigned> order;   /* of the warps */
-    unsigned turn = 0;             /* in that order */
-    unsigned rotation = 0;         /* which lane is the first */
-    int running = -1;              /* the thread that runs; -1: none */
-    int next = -1;                 /* the one that a fiber found to be next and cannot run itself */
-    fiber own;                     /* the stack of the host's thread */
-    int combined = 0;              /* what the last barrier made of the values */
-    void *shared = nullptr;
-    char error[1024] = "";
+    std::vector<unsigned> order;      /* of the warps */
+    unsigned turn = 0;                /* in that order */
+    unsigned rotation = 0;            /* which lane is the first */
+    thread_state *running = nullptr;  /* the thread that runs; NULL: none */
+    thread_state *next = nullptr;     /* the one that a fiber found to be next and cannot run itself */
+    fiber own;                        /* the stack of the host's thread */
+    int combined = 0;                 /* what the last barrier made of the values */
+    std::unique_ptr<void, void (*)(void *)> shared{nullptr, free};
+    std::string error;
 
-    block_run(const kernel_launch &l, grid_meeting *m, uint64_t s);
-    ~block_run() { free(shared); }
-    bool run(uint3 block);
-    int pick();
-    bool release();
-    void wait(const char *in, site at);
-    void finish_operation(warp_state &w, unsigned first, unsigned lane);
-    void thread_ended(int t);
-    uint64_t draw() { return mix(state += 0x9e3779b97f4a7c15u); }
-    void complain(const char *format, ...) __attribute__((format(printf, 2, 3)));
-    const char *who(char (&text)[300], int t) const;
-    const char *tell(char (&text)[300], int t) const;
-    uint3 index(int t) const
+    block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
+        : launch(l), meeting(m), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
+          order(warps.size())
     {
-        const unsigned i = static_cast<unsigned>(t), row = i / launch.block.x;
-        return {i % launch.block.x, row % launch.block.y, row / launch.block.y};
+        std::iota(order.begin(), order.end(), 0u);
+        for (unsigned i = 0; i < threads.size(); i++) threads[i].number = i;
+        fiber_of_thread(&own);
+        if (launch.shared) shared.reset(aligned_alloc(128, (launch.shared + 127) / 128 * 128));
     }
+    bool run(uint3 block);
+    void go_on(thread_state &t);
+    thread_state *pick();
+    bool release();
+    void shuffle_order();
+    void wait(const char *in, site at);
+    void finish_operation(thread_state &mine);
+    void thread_ended(thread_state &t);
+    void complain(const char *format, ...) __attribute__((format(printf, 2, 3)));
+    std::string who(const thread_state &t) const;
+    std::string tell(const thread_state &t) const;
+    warp_state &warp_of(const thread_state &t) { return warps[t.number / 32]; }
+    uint64_t draw() { return mix(state += GOLDEN); }
 };
 
+static unsigned lane_of(const thread_state &t) { return t.number % 32; }
 static __thread block_run *current;
-
-bool in_kernel() { return current && current->running >= 0; }
 
 /* The stacks of a thread of the host that no fiber has at the moment. */
 struct stack_pool {
     std::vector<fiber *> free, all;
-    ~stack_pool() { for (fiber *f : all) { fiber_free(f); delete f; } }
+    ~stack_pool()
+    {
+        for (fiber *f : all) {
+            fiber_free(f);
+            delete f;
+        }
+    }
+    fiber *take() /* NULL: no memory */
+    {
+        if (free.empty()) {
+            auto made = std::make_unique<fiber>();
+            if (!fiber_make(made.get())) return nullptr;
+            all.push_back(made.get());
+            free.push_back(made.release());
+        }
+        fiber *f = free.back();
+        free.pop_back();
+        return f;
+    }
 };
 static thread_local stack_pool pool;
-
-static fiber *take_stack()
-{
-    if (pool.free.empty()) {
-        fiber *f = new fiber;
-        if (!fiber_make(f)) {
-            delete f;
-            return nullptr;
-        }
-        pool.all.push_back(f);
-        pool.free.push_back(f);
-    }
-    fiber *f = pool.free.back();
-    pool.free.pop_back();
-    return f;
-}
-
-block_run::block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
-    : launch(l), meeting(m), state(s), count(l.block.x * l.block.y * l.block.z), threads(count),
-      warps((count + 31) / 32),
-      order(warps.size())
-{
-    std::iota(order.begin(), order.end(), 0u);
-    fiber_of_thread(&own);
-    if (launch.shared && posix_memalign(&shared, 128, launch.shared)) shared = nullptr;
-}
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 /* The first complaint counts; it begins with the kernel and the block. */
 void block_run::complain(const char *format, ...)
 {
-    if (*error) return;
+    if (!error.empty()) return;
+    char text[1024];
+    const uint3 b = here.block;
     va_list more;
     va_start(more, format);
-    int n = snprintf(error, sizeof error, "kernel %s, block (%u,%u,%u): ", launch.kernel, here.block.x, here.block.y,
-        here.block.z);
-    vsnprintf(error + n, sizeof error - static_cast<size_t>(n), format, more);
+    const int n = snprintf(text, sizeof text, "kernel %s, block (%u,%u,%u): ", launch.kernel, b.x, b.y, b.z);
+    vsnprintf(text + n, sizeof text - static_cast<size_t>(n), format, more);
     va_end(more);
+    error = text;
 }
 
-const char *block_run::who(char (&text)[300], int t) const
+static uint3 index_in(const dim3 &size, size_t i)
 {
-    const uint3 i = index(t);
-    snprintf(text, sizeof text, "thread (%u,%u,%u)", i.x, i.y, i.z);
-    return text;
+    return {static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+        static_cast<unsigned>(i / size.x / size.y)};
 }
 
-const char *block_run::tell(char (&text)[300], int t) const
+std::string block_run::who(const thread_state &t) const
 {
-    const thread_state &s = threads[static_cast<size_t>(t)];
-    const size_t n = strlen(strcat(const_cast<char *>(who(text, t)), " ")), left = sizeof text - n;
-    char *rest = text + n;
-    if (warps[static_cast<size_t>(t / 32)].ended >> (t % 32) & 1) snprintf(rest, left, "has ended");
-    else if (!s.waits_in) snprintf(rest, left, "can go on");
-    else if (s.compute)
-        snprintf(rest, left, "waits in %s, mask 0x%08x, at %s:%d", s.waits_in, s.mask, s.at.file, s.at.line);
-    else snprintf(rest, left, "waits in %s at %s:%d", s.waits_in, s.at.file, s.at.line);
-    return text;
+    const uint3 i = index_in(launch.block, t.number);
+    return "thread (" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
+}
+
+std::string block_run::tell(const thread_state &t) const
+{
+    char mask[32] = "";
+    if (warps[t.number / 32].ended >> lane_of(t) & 1) return who(t) + " has ended";
+    if (!t.waits_in) return who(t) + " can go on";
+    if (t.compute) snprintf(mask, sizeof mask, ", mask 0x%08x,", t.mask);
+    return who(t) + " waits in " + t.waits_in + mask + " at " + t.at.file + ":" + std::to_string(t.at.line);
 }
 
 /* Leaves the running thread for good: the block is given up. */
 [[noreturn]] static void leave()
 {
-    fiber *on = current->threads[static_cast<size_t>(current->running)].on;
-    fiber_switch(on, &current->own);
+    fiber_switch(current->running->on, &current->own);
     abort(); /* nothing resumes it */
 }
 
 void trap(const char *what, site at)
 {
-    char text[300];
-    current->complain("%s at %s:%d by %s", what, at.file, at.line, current->who(text, current->running));
+    current->complain("%s at %s:%d by %s", what, at.file, at.line, current->who(*current->running).c_str());
     leave();
 }
 
@@ -192,61 +192,42 @@ void trap(const char *what, site at)
 static struct sigaction before[2];
 static const int faults[2] = {SIGSEGV, SIGBUS};
 
-/* What the handler below goes on with, on the stack of the fiber that failed. */
-[[noreturn]] static void land() { leave(); }
-
+/* A kernel's fault goes on in leave(), on the stack of the fiber that failed. */
 static void on_fault(int number, siginfo_t *info, void *context)
 {
-    if (!in_kernel()) {
+    if (!current || !current->running) {
         describe_host_fault(info->si_addr);
         for (int i = 0; i < 2; i++)
             if (faults[i] == number) sigaction(number, &before[i], nullptr);
         return; /* the instruction fails again, and what was there before us hears of it */
     }
-    char text[300];
-    const thread_state &t = current->threads[static_cast<size_t>(current->running)];
-    const char *who = current->who(text, current->running);
-    current->complain("%s accesses %p, %s, after %s:%d", who, info->si_addr, describe_address(info->si_addr),
-        t.at.file ? t.at.file : "its first line", t.at.line);
+    const thread_state &t = *current->running;
+    current->complain("%s accesses %p, %s, after %s:%d", current->who(t).c_str(), info->si_addr,
+        describe_address(info->si_addr).c_str(), t.at.file ? t.at.file : "its first line", t.at.line);
     auto *machine = &static_cast<ucontext_t *>(context)->uc_mcontext;
     char *top = t.on->stack + t.on->bytes - 256;
 #if defined(__x86_64__)
-    machine->gregs[REG_RIP] = reinterpret_cast<greg_t>(&land);
+    machine->gregs[REG_RIP] = reinterpret_cast<greg_t>(&leave);
     machine->gregs[REG_RSP] = reinterpret_cast<greg_t>(top) - 8; /* as after a call */
 #else
-    machine->pc = reinterpret_cast<uintptr_t>(&land);
+    machine->pc = reinterpret_cast<uintptr_t>(&leave);
     machine->sp = reinterpret_cast<uintptr_t>(top);
 #endif
 }
 
-/* The handler needs a stack of its own, as a fiber's may be what overflowed. */
-struct signal_stack {
-    std::vector<char> memory;
-    signal_stack()
-    {
-        stack_t old;
-        if (sigaltstack(nullptr, &old) || !(old.ss_flags & SS_DISABLE)) return;
-        memory.resize(64 << 10);
-        stack_t s = {};
-        s.ss_sp = memory.data();
-        s.ss_size = memory.size();
-        sigaltstack(&s, nullptr);
-    }
-    ~signal_stack()
-    {
-        stack_t none = {};
-        none.ss_flags = SS_DISABLE;
-        if (!memory.empty()) sigaltstack(&none, nullptr);
-    }
-};
-
 /* Again and again: a test's framework may have put its own handlers in the place of ours. */
 void watch_faults()
 {
-    static thread_local signal_stack stack;
+    /* The handler needs a stack of its own, as a fiber's may be what overflowed. */
+    static thread_local std::vector<char> stack;
     static std::mutex lock;
     std::lock_guard<std::mutex> held(lock);
-    (void)stack;
+    stack_t now_on;
+    if (sigaltstack(nullptr, &now_on) == 0 && now_on.ss_flags & SS_DISABLE) {
+        stack.resize(64 << 10);
+        const stack_t own = {stack.data(), 0, stack.size()};
+        sigaltstack(&own, nullptr);
+    }
     for (int i = 0; i < 2; i++) {
         struct sigaction action = {}, now;
         sigaction(faults[i], nullptr, &now);
@@ -260,8 +241,9 @@ void watch_faults()
 
 /* ---- Which thread is next ---------------------------------------------------------------------------------------- */
 
-/* A lane of the current warp as long as one can go on, then the next warp. -1: all have ended, or there is an error. */
-int block_run::pick()
+/* A lane of the current warp as long as one can go on, then the next warp. NULL: all have ended, or there is an
+ * error. */
+thread_state *block_run::pick()
 {
     for (;;) {
         for (; turn < order.size(); turn++) {
@@ -273,17 +255,17 @@ int block_run::pick()
                                                : static_cast<unsigned>(__builtin_ctz(rotated));
             const unsigned lane = (bit + r) % 32;
             w.ready &= ~(1u << lane);
-            return static_cast<int>(order[turn] * 32 + lane);
+            return &threads[order[turn] * 32 + lane];
         }
-        if (!release()) return -1;
+        if (!release()) return nullptr;
     }
 }
 
-static void shuffle_order(block_run &b)
+void block_run::shuffle_order()
 {
-    for (size_t i = b.order.size(); i > 1; i--) std::swap(b.order[i - 1], b.order[b.draw() % i]);
-    b.rotation = static_cast<unsigned>(b.draw() % 64);
-    b.turn = 0;
+    for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[draw() % i]);
+    rotation = static_cast<unsigned>(draw() % 64);
+    turn = 0;
 }
 
 static bool meet(block_run &b);
@@ -291,46 +273,50 @@ static bool meet(block_run &b);
 /* No thread can go on: all have ended, or all wait at one barrier, or the kernel is wrong. */
 bool block_run::release()
 {
-    int at_barrier = -1, elsewhere = -1, in_operation = -1;
-    unsigned ended = 0;
-    for (unsigned i = 0; i < count; i++) {
-        const unsigned bit = 1u << i % 32;
-        const warp_state &w = warps[i / 32];
+    const thread_state *at_barrier = nullptr, *elsewhere = nullptr, *in_operation = nullptr;
+    size_t ended = 0;
+    for (const thread_state &t : threads) {
+        const unsigned bit = 1u << lane_of(t);
+        const warp_state &w = warp_of(t);
         if (w.ended & bit) ended++;
-        if (w.in_operation & bit) in_operation = static_cast<int>(i);
-        if (!(w.at_barrier & bit)) elsewhere = static_cast<int>(i);
-        else if (at_barrier < 0) at_barrier = static_cast<int>(i);
-        else if (threads[i].at.line != threads[static_cast<size_t>(at_barrier)].at.line ||
-            threads[i].at.file != threads[static_cast<size_t>(at_barrier)].at.file) elsewhere = static_cast<int>(i);
+        if (w.in_operation & bit) in_operation = &t;
+        if (!(w.at_barrier & bit)) elsewhere = &t;
+        else if (!at_barrier) at_barrier = &t;
+        else if (!same_line(t.at, at_barrier->at)) elsewhere = &t;
     }
-    if (ended == count) return false;
-    char first[300], second[300];
-    if (at_barrier >= 0 && elsewhere >= 0) {
-        complain("divergent barrier: %s, but %s", tell(first, at_barrier), tell(second, elsewhere));
+    if (ended == threads.size()) return false;
+    if (at_barrier && elsewhere) {
+        complain("divergent barrier: %s, but %s", tell(*at_barrier).c_str(), tell(*elsewhere).c_str());
         return false;
     }
-    if (in_operation >= 0) {
-        const thread_state &t = threads[static_cast<size_t>(in_operation)];
-        const warp_state &w = warps[static_cast<size_t>(in_operation / 32)];
-        const unsigned missing = t.mask & ~w.ended & ~(1u << in_operation % 32);
-        const int other = missing ? in_operation / 32 * 32 + __builtin_ctz(missing) : in_operation;
-        complain("deadlock: %s for lanes that never come: %s", tell(first, in_operation), tell(second, other));
+    if (in_operation) {
+        const unsigned missing = in_operation->mask & ~warp_of(*in_operation).ended & ~(1u << lane_of(*in_operation));
+        const thread_state &other = missing
+            ? threads[in_operation->number / 32 * 32 + static_cast<unsigned>(__builtin_ctz(missing))] : *in_operation;
+        complain("deadlock: %s for lanes that never come: %s", tell(*in_operation).c_str(), tell(other).c_str());
         return false;
     }
-    combine how = threads[0].how;
-    int number = 0;
-    for (const thread_state &t : threads) number += t.value != 0;
-    combined = how == combine::all ? number == static_cast<int>(count) : how == combine::any ? number > 0 : number;
+    const combine how = threads[0].how;
+    const auto number = std::count_if(threads.begin(), threads.end(), [](const thread_state &t) { return t.value; });
+    combined = how == combine::all   ? number == static_cast<long>(threads.size())
+               : how == combine::any ? number > 0
+                                     : static_cast<int>(number);
     if (how == combine::grid && !meet(*this)) return false;
     for (warp_state &w : warps) {
         w.ready = w.exist;
         w.at_barrier = 0;
     }
-    shuffle_order(*this);
+    shuffle_order();
     return true;
 }
 
 /* ---- Running threads --------------------------------------------------------------------------------------------- */
+
+void block_run::go_on(thread_state &t)
+{
+    running = &t;
+    here.thread = index_in(launch.block, t.number);
+}
 
 /* What a fiber does: thread after thread, until the next one has a stack of its own. */
 static void run_threads()
@@ -338,14 +324,13 @@ static void run_threads()
     fiber_entered(&current->own);
     for (;;) {
         block_run &b = *current;
-        fiber *mine = b.threads[static_cast<size_t>(b.running)].on;
+        fiber *mine = b.running->on;
         b.launch.body();
-        b.thread_ended(b.running);
+        b.thread_ended(*b.running);
         b.next = b.pick();
-        if (b.next >= 0 && !b.threads[static_cast<size_t>(b.next)].on) {
-            b.threads[static_cast<size_t>(b.next)].on = mine;
-            b.running = b.next;
-            here.thread = b.index(b.running);
+        if (b.next && !b.next->on) {
+            b.next->on = mine;
+            b.go_on(*b.next);
             continue;
         }
         pool.free.push_back(mine);
@@ -353,16 +338,14 @@ static void run_threads()
     }
 }
 
-void block_run::thread_ended(int t)
+void block_run::thread_ended(thread_state &t)
 {
-    warp_state &w = warps[static_cast<size_t>(t / 32)];
-    threads[static_cast<size_t>(t)].on = nullptr;
-    w.ended |= 1u << t % 32;
+    warp_state &w = warp_of(t);
+    t.on = nullptr;
+    w.ended |= 1u << lane_of(t);
     /* Those that waited for this lane alone wait no more. */
-    for (unsigned lanes = w.in_operation; lanes; lanes &= lanes - 1) {
-        const unsigned lane = static_cast<unsigned>(__builtin_ctz(lanes));
-        if (w.in_operation >> lane & 1) finish_operation(w, static_cast<unsigned>(t / 32 * 32), lane);
-    }
+    for (unsigned lane = 0; lane < 32; lane++)
+        if (w.in_operation >> lane & 1) finish_operation(threads[t.number / 32 * 32 + lane]);
 }
 
 /* false: an error, which stands in `error`. */
@@ -370,8 +353,8 @@ bool block_run::run(uint3 block)
 {
     here = {{0, 0, 0}, block, launch.block, launch.grid};
     for (size_t i = 0; i < warps.size(); i++) {
-        const unsigned lanes = std::min(32u, count - static_cast<unsigned>(i) * 32);
-        const unsigned exist = lanes == 32 ? ~0u : (1u << lanes) - 1;
+        const size_t lanes = std::min<size_t>(32, threads.size() - i * 32);
+        const unsigned exist = ~0u >> (32 - lanes);
         warps[i] = {exist, exist, 0, 0, 0};
     }
     for (thread_state &t : threads) {
@@ -381,25 +364,23 @@ bool block_run::run(uint3 block)
         t.copies.clear();
         t.group = 0;
     }
-    if (shared) memset(shared, 0xff, launch.shared);
-    shuffle_order(*this);
+    if (shared) memset(shared.get(), 0xff, launch.shared);
+    shuffle_order();
     next = pick();
-    while (next >= 0 && !*error) {
-        thread_state &t = threads[static_cast<size_t>(next)];
-        if (!t.on) {
-            t.on = take_stack();
-            if (!t.on) {
+    while (next && error.empty()) {
+        if (!next->on) {
+            next->on = pool.take();
+            if (!next->on) {
                 complain("no memory for the stack of a thread");
                 break;
             }
-            fiber_start(t.on, run_threads);
+            fiber_start(next->on, run_threads);
         }
-        running = next;
-        here.thread = index(running);
-        fiber_switch(&own, t.on);
-        running = -1;
+        go_on(*next);
+        fiber_switch(&own, running->on);
+        running = nullptr;
     }
-    if (!*error) return true;
+    if (error.empty()) return true;
     for (thread_state &t : threads) { /* threads that are given up half-way */
         if (!t.on) continue;
         fiber_abandon(t.on);
@@ -411,25 +392,24 @@ bool block_run::run(uint3 block)
 /* The running thread waits until something makes it ready. */
 void block_run::wait(const char *in, site at)
 {
-    const int t = running;
-    thread_state &s = threads[static_cast<size_t>(t)];
+    thread_state &s = *running;
     s.waits_in = in;
     s.at = at;
     next = pick();
-    if (next != t) fiber_switch(s.on, &own);
-    here.thread = index(t);
+    if (next != &s) fiber_switch(s.on, &own);
+    here.thread = index_in(launch.block, s.number);
     s.waits_in = nullptr;
 }
 
 int barrier(combine how, int value, site at)
 {
     block_run &b = *current;
-    thread_state &s = b.threads[static_cast<size_t>(b.running)];
+    thread_state &s = *b.running;
     if (how == combine::grid && !b.meeting) trap("tr_grid_sync() in a launch that is not cooperative", at);
     s.how = how;
     s.value = value;
     s.compute = nullptr;
-    b.warps[static_cast<size_t>(b.running / 32)].at_barrier |= 1u << b.running % 32;
+    b.warp_of(s).at_barrier |= 1u << lane_of(s);
     b.wait(how == combine::grid ? "tr_grid_sync()" : "__syncthreads()", at);
     return b.combined;
 }
@@ -439,50 +419,42 @@ int barrier(combine how, int value, site at)
 void warp_operation(const char *name, warp_function *compute, unsigned mask, void *slot, site at)
 {
     block_run &b = *current;
-    const unsigned lane = static_cast<unsigned>(b.running) % 32, first = static_cast<unsigned>(b.running) - lane;
-    warp_state &w = b.warps[first / 32];
-    thread_state &s = b.threads[static_cast<size_t>(b.running)];
+    thread_state &s = *b.running;
+    warp_state &w = b.warp_of(s);
+    const unsigned bit = 1u << lane_of(s);
     s.waits_in = name;
     s.at = at;
     s.compute = compute;
     s.mask = mask;
     s.slot = slot;
-    if (!(mask >> lane & 1)) {
-        char text[300];
-        b.complain("a lane outside its mask: %s", b.tell(text, b.running));
-        leave();
+    if (!(mask & bit)) b.complain("a lane outside its mask: %s", b.tell(s).c_str());
+    else {
+        w.in_operation |= bit;
+        b.finish_operation(s);
     }
-    w.in_operation |= 1u << lane;
-    b.finish_operation(w, first, lane);
-    if (*b.error) leave();
-    if (w.ready >> lane & 1) { /* the last one goes on at once */
-        w.ready &= ~(1u << lane);
-        s.waits_in = nullptr;
-        return;
-    }
-    b.wait(name, at);
+    if (!b.error.empty()) leave();
+    if (!(w.ready & bit)) return b.wait(name, at);
+    w.ready &= ~bit; /* the last one goes on at once */
+    s.waits_in = nullptr;
 }
 
 /* If all lanes of this lane's mask have arrived, computes, and makes them ready. */
-void block_run::finish_operation(warp_state &w, unsigned first, unsigned lane)
+void block_run::finish_operation(thread_state &mine)
 {
-    const thread_state &mine = threads[first + lane];
+    warp_state &w = warp_of(mine);
     const unsigned lanes = mine.mask & w.exist & ~w.ended;
     void *slots[32] = {};
     if (lanes & ~w.in_operation) return;
     for (unsigned i = 0; i < 32; i++) {
         if (!(lanes >> i & 1)) continue;
-        const thread_state &other = threads[first + i];
+        const thread_state &other = threads[mine.number / 32 * 32 + i];
         slots[i] = other.slot;
-        if (other.compute == mine.compute && other.mask == mine.mask && other.at.line == mine.at.line &&
-            other.at.file == mine.at.file) continue;
-        if (!(other.mask >> lane & 1)) return; /* it does not wait for this lane, so it may come yet */
-        char one[300], two[300];
-        complain("lanes in different warp operations: %s, but %s", tell(one, static_cast<int>(first + lane)),
-            tell(two, static_cast<int>(first + i)));
+        if (other.compute == mine.compute && other.mask == mine.mask && same_line(other.at, mine.at)) continue;
+        if (!(other.mask >> lane_of(mine) & 1)) return; /* it does not wait for this lane, so it may come yet */
+        complain("lanes in different warp operations: %s, but %s", tell(mine).c_str(), tell(other).c_str());
         return;
     }
-    mine.compute(slots, lanes);
+    mine.compute(slots);
     w.in_operation &= ~lanes;
     w.ready |= lanes;
 }
@@ -491,7 +463,7 @@ void load_matrices(unsigned *r, int count, bool transposed, const void *row, sit
 {
     struct part { unsigned *r; int count; bool transposed; const void *row; } mine = {r, count, transposed, row};
     if (reinterpret_cast<uintptr_t>(row) % 16) trap("ldmatrix from an address that is not a multiple of 16", at);
-    warp_operation("ldmatrix", [](void *const slots[32], unsigned) {
+    warp_operation("ldmatrix", [](void *const slots[32]) {
         for (unsigned i = 0; i < 32; i++) {
             const auto *to = static_cast<const part *>(slots[i]);
             for (int m = 0; m < to->count; m++) {
@@ -510,7 +482,7 @@ void load_matrices(unsigned *r, int count, bool transposed, const void *row, sit
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-void *dynamic_shared() { return current->shared; }
+void *dynamic_shared() { return current->shared.get(); }
 
 static void move(const async_copy &c)
 {
@@ -521,20 +493,20 @@ static void move(const async_copy &c)
 /* At once, or as late as the thread waits for it: as the seed decides. */
 void copy_async(void *to, const void *from, bool valid)
 {
-    thread_state &t = current->threads[static_cast<size_t>(current->running)];
+    thread_state &t = *current->running;
     const async_copy c = {to, from, valid, t.group};
     if (current->draw() & 1) move(c);
     else t.copies.push_back(c);
 }
 
-void copy_commit() { current->threads[static_cast<size_t>(current->running)].group++; }
+void copy_commit() { current->running->group++; }
 
 void copy_wait(int left)
 {
-    thread_state &t = current->threads[static_cast<size_t>(current->running)];
-    size_t done = 0;
-    while (done < t.copies.size() && t.copies[done].group < t.group - left) move(t.copies[done++]);
-    t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<ptrdiff_t>(done));
+    thread_state &t = *current->running;
+    auto first = t.copies.begin(), last = first;
+    for (; last != t.copies.end() && last->group < t.group - left; ++last) move(*last);
+    t.copies.erase(first, last);
 }
 
 /* ---- Grids ------------------------------------------------------------------------------------------------------- */
@@ -546,9 +518,11 @@ struct grid_meeting {
     std::condition_variable changed;
     std::vector<int> able, met; /* blocks that can go on; that are at tr_grid_sync() */
     int running = -1;
-    size_t blocks = 0;
-    uint64_t state = 0;
+    size_t blocks;
+    uint64_t state = random();
     std::string error;
+
+    explicit grid_meeting(size_t n) : able(n), blocks(n) { std::iota(able.begin(), able.end(), 0); }
 
     /* With the lock held: the running block stops, and another one goes on. */
     void pass()
@@ -560,11 +534,15 @@ struct grid_meeting {
         }
         running = -1;
         if (!able.empty()) {
-            const size_t i = mix(state += 0x9e3779b97f4a7c15u) % able.size();
+            const size_t i = mix(state += GOLDEN) % able.size();
             running = able[i];
             able.erase(able.begin() + static_cast<ptrdiff_t>(i));
         }
         changed.notify_all();
+    }
+    void wait_for_turn(std::unique_lock<std::mutex> &held, int block)
+    {
+        changed.wait(held, [&] { return running == block; });
     }
 };
 
@@ -576,65 +554,52 @@ static bool meet(block_run &b)
     const int me = m.running;
     m.met.push_back(me);
     m.pass();
-    m.changed.wait(held, [&] { return m.running == me; });
+    m.wait_for_turn(held, me);
     if (!m.error.empty()) b.complain("%s", m.error.c_str());
     return m.error.empty();
 }
 
-static uint3 block_index(const dim3 &grid, unsigned long i)
+static std::string run_together(const kernel_launch &launch, size_t blocks)
 {
-    return {static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
-        static_cast<unsigned>(i / grid.x / grid.y)};
-}
-
-static void run_together(const kernel_launch &launch, size_t blocks, std::string &error)
-{
-    grid_meeting m;
+    grid_meeting m(blocks);
     std::vector<std::thread> hosts;
-    m.blocks = blocks;
-    m.state = random();
-    for (size_t i = 0; i < blocks; i++) m.able.push_back(static_cast<int>(i));
     for (size_t i = 0; i < blocks; i++)
         hosts.emplace_back([&m, &launch, i, state = random()] {
             watch_faults();
             block_run b(launch, &m, state);
             std::unique_lock<std::mutex> held(m.lock);
-            m.changed.wait(held, [&] { return m.running == static_cast<int>(i); });
+            m.wait_for_turn(held, static_cast<int>(i));
             held.unlock();
             current = &b;
-            b.run(block_index(launch.grid, i));
+            b.run(index_in(launch.grid, i));
             current = nullptr;
             held.lock();
-            if (*b.error && m.error.empty()) m.error = b.error;
+            if (m.error.empty()) m.error = b.error;
             m.pass();
         });
-    {
-        std::lock_guard<std::mutex> held(m.lock);
-        m.pass();
-    }
+    std::unique_lock<std::mutex> held(m.lock);
+    m.pass();
+    held.unlock();
     for (std::thread &host : hosts) host.join();
-    error = m.error;
+    return m.error;
 }
 
-static void run_in_turn(const kernel_launch &launch, size_t blocks, std::string &error)
+static std::string run_in_turn(const kernel_launch &launch, size_t blocks)
 {
     block_run b(launch, nullptr, random());
     size_t stride = b.draw() % blocks | 1, at = b.draw() % blocks; /* at += stride visits every block */
     while (std::gcd(stride, blocks) != 1) stride += 2;
     current = &b;
-    for (size_t i = 0; i < blocks && b.run(block_index(launch.grid, at)); i++) at = (at + stride) % blocks;
+    for (size_t i = 0; i < blocks && b.run(index_in(launch.grid, at)); i++) at = (at + stride) % blocks;
     current = nullptr;
-    error = b.error;
+    return b.error;
 }
 
-const char *run(const kernel_launch &launch)
+std::string run(const kernel_launch &launch)
 {
-    static thread_local std::string error;
     const size_t blocks = static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
     watch_faults();
-    if (launch.cooperative) run_together(launch, blocks, error);
-    else run_in_turn(launch, blocks, error);
-    return error.empty() ? nullptr : error.c_str();
+    return launch.cooperative ? run_together(launch, blocks) : run_in_turn(launch, blocks);
 }
 
 } /* namespace tr_emulator */

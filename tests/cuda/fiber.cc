@@ -3,27 +3,21 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define TR_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define TR_ASAN 1
+#ifndef __has_feature
+#define __has_feature(name) 0 /* g++ says __SANITIZE_…__ instead */
 #endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define TR_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define TR_TSAN 1
-#endif
-#endif
-
-#ifdef TR_ASAN
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#define ASAN(...) __VA_ARGS__
+#else
+#define ASAN(...)
 #endif
-#ifdef TR_TSAN
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
 #include <sanitizer/tsan_interface.h>
+#define TSAN(...) __VA_ARGS__
+#else
+#define TSAN(...)
 #endif
 
 /* tr_fiber_swap(&save, load): pushes what a call preserves, changes stacks, pops it. */
@@ -31,60 +25,30 @@ extern "C" void tr_fiber_swap(void **save, void *load);
 
 #if defined(__x86_64__)
 __asm__(R"(
-    .text
-    .globl tr_fiber_swap
-    .hidden tr_fiber_swap
-    .type tr_fiber_swap, @function
+    .text; .globl tr_fiber_swap; .hidden tr_fiber_swap; .type tr_fiber_swap, @function
 tr_fiber_swap:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
+    pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
     movq %rsp, (%rdi)
     movq %rsi, %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
+    popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
     ret
     .size tr_fiber_swap, .-tr_fiber_swap
 )");
 enum { SAVED = 8, RETURN = 6 }; /* words: six registers, the return address, and one that aligns the entry's frame */
 #elif defined(__aarch64__)
 __asm__(R"(
-    .text
-    .globl tr_fiber_swap
-    .hidden tr_fiber_swap
-    .type tr_fiber_swap, %function
+    .text; .globl tr_fiber_swap; .hidden tr_fiber_swap; .type tr_fiber_swap, %function
 tr_fiber_swap:
     sub sp, sp, #160
-    stp x19, x20, [sp]
-    stp x21, x22, [sp, #16]
-    stp x23, x24, [sp, #32]
-    stp x25, x26, [sp, #48]
-    stp x27, x28, [sp, #64]
-    stp x29, x30, [sp, #80]
-    stp d8, d9, [sp, #96]
-    stp d10, d11, [sp, #112]
-    stp d12, d13, [sp, #128]
-    stp d14, d15, [sp, #144]
+    stp x19, x20, [sp]; stp x21, x22, [sp, #16]; stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]; stp x27, x28, [sp, #64]; stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]; stp d10, d11, [sp, #112]; stp d12, d13, [sp, #128]; stp d14, d15, [sp, #144]
     mov x9, sp
     str x9, [x0]
     mov sp, x1
-    ldp x19, x20, [sp]
-    ldp x21, x22, [sp, #16]
-    ldp x23, x24, [sp, #32]
-    ldp x25, x26, [sp, #48]
-    ldp x27, x28, [sp, #64]
-    ldp x29, x30, [sp, #80]
-    ldp d8, d9, [sp, #96]
-    ldp d10, d11, [sp, #112]
-    ldp d12, d13, [sp, #128]
-    ldp d14, d15, [sp, #144]
+    ldp x19, x20, [sp]; ldp x21, x22, [sp, #16]; ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]; ldp x27, x28, [sp, #64]; ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]; ldp d10, d11, [sp, #112]; ldp d12, d13, [sp, #128]; ldp d14, d15, [sp, #144]
     add sp, sp, #160
     ret
     .size tr_fiber_swap, .-tr_fiber_swap
@@ -98,14 +62,7 @@ namespace tr_emulator {
 
 enum { STACK_BYTES = 256 << 10, ENTRY_BYTES = 8 << 10, GUARD_BYTES = 64 << 10 };
 
-void fiber_of_thread(fiber *f)
-{
-#ifdef TR_TSAN
-    f->sanitizer = __tsan_get_current_fiber();
-#else
-    (void)f;
-#endif
-}
+void fiber_of_thread([[maybe_unused]] fiber *f) { TSAN(f->sanitizer = __tsan_get_current_fiber();) }
 
 bool fiber_make(fiber *f)
 {
@@ -115,19 +72,15 @@ bool fiber_make(fiber *f)
     mprotect(memory, GUARD_BYTES, PROT_NONE);
     f->stack = static_cast<char *>(memory) + GUARD_BYTES;
     f->bytes = STACK_BYTES;
-#ifdef TR_TSAN
-    f->sanitizer = __tsan_create_fiber(0);
-#endif
+    TSAN(f->sanitizer = __tsan_create_fiber(0);)
     return true;
 }
 
 void fiber_start(fiber *f, void (*entry)())
 {
     auto **words = reinterpret_cast<void **>(f->stack + f->bytes) - SAVED;
-#ifdef TR_ASAN
     /* The frames of the entry that ran here before have not returned. */
-    __asan_unpoison_memory_region(f->stack + f->bytes - ENTRY_BYTES, ENTRY_BYTES);
-#endif
+    ASAN(__asan_unpoison_memory_region(f->stack + f->bytes - ENTRY_BYTES, ENTRY_BYTES);)
     for (int i = 0; i < SAVED; i++) words[i] = nullptr;
     words[RETURN] = reinterpret_cast<void *>(entry);
     f->stack_pointer = words;
@@ -137,44 +90,25 @@ void fiber_start(fiber *f, void (*entry)())
 void fiber_free(fiber *f)
 {
     fiber_abandon(f);
-#ifdef TR_TSAN
-    __tsan_destroy_fiber(f->sanitizer);
-#endif
+    TSAN(__tsan_destroy_fiber(f->sanitizer);)
     munmap(f->stack - GUARD_BYTES, GUARD_BYTES + f->bytes);
 }
 
 void fiber_switch(fiber *from, fiber *to)
 {
-#ifdef TR_ASAN
-    __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->bytes);
-#endif
-#ifdef TR_TSAN
-    __tsan_switch_to_fiber(to->sanitizer, 0);
-#endif
+    ASAN(__sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->bytes);)
+    TSAN(__tsan_switch_to_fiber(to->sanitizer, 0);)
     tr_fiber_swap(&from->stack_pointer, to->stack_pointer);
-#ifdef TR_ASAN
-    __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
-#endif
+    ASAN(__sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);)
 }
 
-void fiber_entered(fiber *from)
+void fiber_entered([[maybe_unused]] fiber *from)
 {
-#ifdef TR_ASAN
-    const void *bottom;
-    __sanitizer_finish_switch_fiber(nullptr, &bottom, &from->bytes);
-    from->stack = static_cast<char *>(const_cast<void *>(bottom));
-#else
-    (void)from;
-#endif
+    ASAN(const void *bottom;
+        __sanitizer_finish_switch_fiber(nullptr, &bottom, &from->bytes);
+        from->stack = static_cast<char *>(const_cast<void *>(bottom));)
 }
 
-void fiber_abandon(fiber *f)
-{
-#ifdef TR_ASAN
-    __asan_unpoison_memory_region(f->stack, f->bytes);
-#else
-    (void)f;
-#endif
-}
+void fiber_abandon([[maybe_unused]] fiber *f) { ASAN(__asan_unpoison_memory_region(f->stack, f->bytes);) }
 
 } /* namespace tr_emulator */

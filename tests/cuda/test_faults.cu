@@ -3,7 +3,6 @@
  * beside the same code without the fault, which must pass.
  */
 #include "check.h"
-#include "engine.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -244,7 +243,7 @@ static int run_child(void (*body)(void *), void *argument, char (&text)[4096])
     return status;
 }
 
-static void dereference(void *memory) { *static_cast<volatile int *>(memory) += 1; }
+static void dereference(void *memory) { *static_cast<volatile int *>(memory) = 1; }
 
 static void test_host_dereferences_device_memory(void **)
 {
@@ -301,8 +300,8 @@ static bool buffer_is_waited_for(bool waits)
     float *buffer;
     cudaStream_t stream;
     device_array<float> x(16);
-    assert_cuda(cudaMallocHost(reinterpret_cast<void **>(&buffer), 64));
-    assert_cuda(cudaStreamCreate(&stream));
+    assert_cuda(cudaHostAlloc(reinterpret_cast<void **>(&buffer), 64, cudaHostAllocDefault));
+    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamDefault));
     for (int i = 0; i < 16; i++) buffer[i] = 1.0f;
     assert_cuda(cudaMemcpyAsync(x.data, buffer, 64, cudaMemcpyHostToDevice, stream));
     if (waits) assert_cuda(cudaStreamSynchronize(stream));
@@ -319,23 +318,28 @@ static void test_pinned_buffer_that_is_used_too_early(void **)
     assert_false(buffer_is_waited_for(false));
 }
 
+/* A graph goes on using what was there when it was captured. */
 static void test_memory_that_is_freed_too_early(void **)
 {
-    cudaStream_t copies, frees;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
     int *memory, *buffer;
-    assert_cuda(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
-    assert_cuda(cudaStreamCreateWithFlags(&frees, cudaStreamNonBlocking));
-    assert_cuda(cudaMallocHost(reinterpret_cast<void **>(&buffer), 4));
-    assert_cuda(cudaMallocAsync(reinterpret_cast<void **>(&memory), 4, frees));
-    assert_cuda(cudaMemcpyAsync(buffer, memory, 4, cudaMemcpyDeviceToHost, copies));
-    assert_cuda(cudaFreeAsync(memory, copies));
-    assert_cuda(cudaStreamSynchronize(copies));
-    assert_cuda(cudaMallocAsync(reinterpret_cast<void **>(&memory), 4, frees));
-    assert_cuda(cudaFreeAsync(memory, frees));
-    assert_cuda(cudaMemcpyAsync(buffer, memory, 4, cudaMemcpyDeviceToHost, frees));
+    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    assert_cuda(cudaHostAlloc(reinterpret_cast<void **>(&buffer), 4, cudaHostAllocDefault));
+    assert_cuda(cudaMalloc(reinterpret_cast<void **>(&memory), 4));
+    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_cuda(cudaMemcpyAsync(buffer, memory, 4, cudaMemcpyDeviceToHost, stream));
+    assert_cuda(cudaStreamEndCapture(stream, &graph));
+    assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    assert_cuda(cudaGraphLaunch(exec, stream));
+    assert_cuda(cudaStreamSynchronize(stream));
+    assert_cuda(cudaFree(memory));
+    assert_cuda(cudaGraphLaunch(exec, stream));
     assert_failure({"cudaMemcpyAsync runs after its memory was freed"});
-    assert_cuda(cudaStreamDestroy(copies));
-    assert_cuda(cudaStreamDestroy(frees));
+    assert_cuda(cudaGraphExecDestroy(exec));
+    assert_cuda(cudaGraphDestroy(graph));
+    assert_cuda(cudaStreamDestroy(stream));
     assert_cuda(cudaFreeHost(buffer));
 }
 

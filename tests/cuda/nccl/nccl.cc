@@ -12,16 +12,12 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <deque>
-#include <set>
-#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "comm/backend/nccl_abi.h"
-#include "cuda_emulator.h"
 #include "cudart.h"
 
 using namespace tr_emulator;
@@ -118,36 +114,25 @@ bool advance(const communicator &c, action &a)
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
+/* Of this thread: a group of calls is open; what has been called in it. */
+struct grouped_call {
+    reference c;
+    cudaStream_t stream;
+    std::shared_ptr<action> what;
+};
 thread_local int depth;
-thread_local std::vector<std::pair<reference *, std::pair<cudaStream_t, std::shared_ptr<action>>>> grouped;
+thread_local std::vector<grouped_call> grouped;
 
-void give(const reference &c, cudaStream_t stream, const std::shared_ptr<action> &a)
+void give(const grouped_call &call)
 {
-    c->under_way++;
-    c->questions = tr_emulator::random() % 3;
-    c->taken.push_back({stream, {"ncclKernel", nullptr, [c, a]() -> poll_function {
-        return [c, a](cudaError_t *) {
-            if (!c->aborted && !advance(*c, *a)) return false;
-            if (!c->aborted && a->end) a->end();
-            c->under_way--;
-            return true;
-        };
+    call.c->under_way++;
+    call.c->questions = tr_emulator::random() % 3;
+    call.c->taken.push_back({call.stream, {"ncclKernel", [c = call.c, a = call.what] {
+        if (!c->aborted && !advance(*c, *a)) return cudaErrorNotReady;
+        if (!c->aborted && a->end) a->end();
+        c->under_way--;
+        return cudaSuccess;
     }}});
-}
-
-/* The n-th of these may fail; memory must be the device's own, and the communicator free. */
-ncclResult_t check(communicator &c, const char *name, std::initializer_list<std::pair<const void *, size_t>> buffers)
-{
-    if (call_fails(name)) return fail(c, ncclSystemError, std::string(name) + " was to fail");
-    if (c.failure != ncclSuccess) return c.failure;
-    if (!c.met || !c.taken.empty() || c.part) return fail(c, ncclInvalidUsage, "a call is still under way");
-    std::lock_guard<std::mutex> held(runtime_lock());
-    for (const auto &[memory, bytes] : buffers) {
-        const location at = locate(memory, bytes);
-        if (bytes && (at.kind != where::device || at.device != c.device))
-            return fail(c, ncclInvalidArgument, std::string(name) + ": a buffer is not on the communicator's GPU");
-    }
-    return ncclSuccess;
 }
 
 size_t size_of(ncclDataType_t type)
@@ -156,72 +141,70 @@ size_t size_of(ncclDataType_t type)
     return sizes[type];
 }
 
-template <typename T, typename Wide, typename Read, typename Write>
-void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op, Read read,
-    Write write)
+template <typename T>
+void reduce_as(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclRedOp_t op)
 {
+    typedef std::conditional_t<std::is_integral_v<T>, int64_t,
+        std::conditional_t<std::is_same_v<T, double>, double, float>> wide;
     for (size_t i = 0; i < count; i++) {
-        Wide sum = read(reinterpret_cast<const T *>(inputs[0].data())[i]);
-        for (size_t rank = 1; rank < inputs.size(); rank++) {
-            const Wide x = read(reinterpret_cast<const T *>(inputs[rank].data())[i]);
-            sum = op == ncclProd ? sum * x : op == ncclMax ? std::max(sum, x) : op == ncclMin ? std::min(sum, x) :
-                sum + x;
-        }
-        static_cast<T *>(out)[i] = write(op == ncclAvg ? sum / static_cast<Wide>(inputs.size()) : sum);
+        const auto of = [&](size_t rank) { return static_cast<wide>(reinterpret_cast<const T *>(inputs[rank].data())[i]); };
+        wide sum = of(0);
+        for (size_t rank = 1; rank < inputs.size(); rank++)
+            sum = op == ncclProd  ? sum * of(rank)
+                  : op == ncclMax ? std::max(sum, of(rank))
+                  : op == ncclMin ? std::min(sum, of(rank))
+                                  : sum + of(rank);
+        static_cast<T *>(out)[i] = static_cast<T>(op == ncclAvg ? sum / static_cast<wide>(inputs.size()) : sum);
     }
 }
 
 void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclDataType_t type, ncclRedOp_t op)
 {
-    const auto same = [](auto x) { return x; };
-    const auto half = [](float x) { return __float2half(x); };
-    const auto bfloat = [](float x) { return __float2bfloat16(x); };
     switch (type) {
-    case ncclFloat32: reduce<float, float>(out, inputs, count, op, same, same); break;
-    case ncclFloat64: reduce<double, double>(out, inputs, count, op, same, same); break;
-    case ncclFloat16:
-        reduce<__half, float>(out, inputs, count, op, [](__half x) { return __half2float(x); }, half);
-        break;
-    case ncclBfloat16:
-        reduce<__nv_bfloat16, float>(out, inputs, count, op, [](__nv_bfloat16 x) { return __bfloat162float(x); },
-            bfloat);
-        break;
-    case ncclInt64: reduce<int64_t, int64_t>(out, inputs, count, op, same, same); break;
-    case ncclInt32: reduce<int32_t, int32_t>(out, inputs, count, op, same, [](int32_t x) { return x; }); break;
-    default: reduce<uint8_t, int>(out, inputs, count, op, same, [](int x) { return static_cast<uint8_t>(x); });
+    case ncclFloat32: return reduce_as<float>(out, inputs, count, op);
+    case ncclFloat64: return reduce_as<double>(out, inputs, count, op);
+    case ncclFloat16: return reduce_as<__half>(out, inputs, count, op);
+    case ncclBfloat16: return reduce_as<__nv_bfloat16>(out, inputs, count, op);
+    case ncclInt64: return reduce_as<int64_t>(out, inputs, count, op);
+    case ncclInt32: return reduce_as<int32_t>(out, inputs, count, op);
+    default: return reduce_as<uint8_t>(out, inputs, count, op);
     }
 }
 
 /* What every rank gives goes to those for whom it is, who reduce: `bytes` of it for each, at in + to * stride. */
-std::shared_ptr<action> reduction(const communicator &c, const void *in, size_t stride, void *out, size_t count,
+void reduction(const communicator &c, action &a, const void *in, size_t stride, void *out, size_t count,
     ncclDataType_t type, ncclRedOp_t op, int root)
 {
-    auto a = std::make_shared<action>();
-    const size_t bytes = count * size_of(type);
+    const size_t bytes = count * size_of(type), ranks = static_cast<size_t>(c.ranks);
     auto *from = static_cast<char *>(const_cast<void *>(in));
     for (int rank = 0; rank < c.ranks; rank++)
         if (root < 0 || rank == root)
-            a->transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
-    if (root >= 0 && root != c.rank) return a;
-    a->inputs.assign(static_cast<size_t>(c.ranks), std::vector<char>(bytes));
+            a.transfers.push_back({true, rank, from + static_cast<size_t>(rank) * stride, bytes});
+    if (root >= 0 && root != c.rank) return;
+    a.inputs.assign(ranks, std::vector<char>(bytes));
     for (int rank = 0; rank < c.ranks; rank++)
-        a->transfers.push_back({false, rank, a->inputs[static_cast<size_t>(rank)].data(), bytes});
-    action *here = a.get(); /* which holds the function */
-    a->end = [=] { reduce(out, here->inputs, count, type, op); };
-    return a;
+        a.transfers.push_back({false, rank, a.inputs[static_cast<size_t>(rank)].data(), bytes});
+    a.end = [=, &a] { reduce(out, a.inputs, count, type, op); }; /* a holds the function */
 }
 
 /* What the givers give goes to all, block by block. */
-std::shared_ptr<action> distribution(const communicator &c, const void *in, void *out, size_t bytes, int root)
+void distribution(const communicator &c, action &a, const void *in, void *out, size_t bytes, int root)
 {
-    auto a = std::make_shared<action>();
     auto *from = static_cast<char *>(const_cast<void *>(in)), *to = static_cast<char *>(out);
     for (int rank = 0; rank < c.ranks; rank++) {
-        if (root < 0 || root == c.rank) a->transfers.push_back({true, rank, from, bytes});
-        if (root < 0) a->transfers.push_back({false, rank, to + static_cast<size_t>(rank) * bytes, bytes});
-        else if (rank == root) a->transfers.push_back({false, rank, to, bytes});
+        if (root < 0 || root == c.rank) a.transfers.push_back({true, rank, from, bytes});
+        if (root < 0) a.transfers.push_back({false, rank, to + static_cast<size_t>(rank) * bytes, bytes});
+        else if (rank == root) a.transfers.push_back({false, rank, to, bytes});
     }
-    return a;
+}
+
+/* May a call be made? The n-th of these may fail on request, and the communicator must be free. */
+ncclResult_t check(communicator &c, const char *name)
+{
+    if (call_fails(name)) return fail(c, ncclSystemError, std::string(name) + " was to fail");
+    if (c.failure != ncclSuccess) return c.failure;
+    if (!c.met || !c.taken.empty() || c.part) return fail(c, ncclInvalidUsage, "a call is still under way");
+    return ncclSuccess;
 }
 
 } /* namespace */
@@ -230,86 +213,88 @@ struct ncclComm {
     reference c;
 };
 
-namespace {
-
-ncclResult_t one(ncclComm_t comm, tr__cuda_stream stream, const std::shared_ptr<action> &a)
+/* Checks a call and its buffers, which must be the device's own, and enqueues what `make` makes of an empty action. */
+struct buffer {
+    const void *memory;
+    size_t bytes;
+};
+template <typename F>
+static ncclResult_t start(const char *name, ncclComm_t comm, tr__cuda_stream stream, buffer in, buffer out, F make)
 {
-    auto to = reinterpret_cast<cudaStream_t>(stream);
-    if (depth) grouped.push_back({&comm->c, {to, a}});
-    else give(comm->c, to, a);
+    communicator &c = *comm->c;
+    const ncclResult_t result = check(c, name);
+    if (result != ncclSuccess) return result;
+    held_lock held(state().lock);
+    for (const auto &[memory, bytes] : {in, out}) {
+        const location at = locate(memory, bytes);
+        if (bytes && (at.kind != where::device || at.device != c.device))
+            return fail(c, ncclInvalidArgument, std::string(name) + ": a buffer is not on the communicator's GPU");
+    }
+    held.unlock();
+    const grouped_call call = {comm->c, reinterpret_cast<cudaStream_t>(stream), std::make_shared<action>()};
+    make(c, *call.what);
+    if (depth) grouped.push_back(call);
+    else give(call);
     return ncclInProgress;
 }
 
-} /* namespace */
-
-#define CHECK(comm, name, ...)                                                          \
-    do {                                                                                \
-        const ncclResult_t result = check(*(comm)->c, name, {__VA_ARGS__});             \
-        if (result != ncclSuccess) return result;                                       \
-    } while (0)
-typedef std::pair<const void *, size_t> buffer;
-
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
-    ncclComm_t comm,
-    tr__cuda_stream stream)
+    ncclComm_t comm, tr__cuda_stream stream)
 {
-    CHECK(comm, "ncclAllReduce", buffer(in, count * size_of(type)), buffer(out, count * size_of(type)));
-    return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, -1));
+    const size_t bytes = count * size_of(type);
+    return start(__func__, comm, stream, {in, bytes}, {out, bytes},
+        [&](communicator &c, action &a) { reduction(c, a, in, 0, out, count, type, op, -1); });
 }
 
 ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-    ncclComm_t comm,
-    tr__cuda_stream stream)
+    ncclComm_t comm, tr__cuda_stream stream)
 {
-    CHECK(comm, "ncclReduce", buffer(in, count * size_of(type)),
-        buffer(out, comm->c->rank == root ? count * size_of(type) : 0));
-    return one(comm, stream, reduction(*comm->c, in, 0, out, count, type, op, root));
+    const size_t bytes = count * size_of(type);
+    return start(__func__, comm, stream, {in, bytes}, {out, comm->c->rank == root ? bytes : 0},
+        [&](communicator &c, action &a) { reduction(c, a, in, 0, out, count, type, op, root); });
 }
 
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
-    ncclComm_t comm,
-    tr__cuda_stream stream)
+    ncclComm_t comm, tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
-    CHECK(comm, "ncclReduceScatter", buffer(in, bytes * static_cast<size_t>(comm->c->ranks)), buffer(out, bytes));
-    return one(comm, stream, reduction(*comm->c, in, bytes, out, count, type, op, -1));
+    return start(__func__, comm, stream, {in, bytes * static_cast<size_t>(comm->c->ranks)}, {out, bytes},
+        [&](communicator &c, action &a) { reduction(c, a, in, bytes, out, count, type, op, -1); });
 }
 
 ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
     tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
-    CHECK(comm, "ncclBroadcast", buffer(in, comm->c->rank == root ? bytes : 0), buffer(out, bytes));
-    return one(comm, stream, distribution(*comm->c, in, out, bytes, root));
+    return start(__func__, comm, stream, {in, comm->c->rank == root ? bytes : 0}, {out, bytes},
+        [&](communicator &c, action &a) { distribution(c, a, in, out, bytes, root); });
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
     tr__cuda_stream stream)
 {
     const size_t bytes = count * size_of(type);
-    CHECK(comm, "ncclAllGather", buffer(in, bytes), buffer(out, bytes * static_cast<size_t>(comm->c->ranks)));
-    return one(comm, stream, distribution(*comm->c, in, out, bytes, -1));
+    return start(__func__, comm, stream, {in, bytes}, {out, bytes * static_cast<size_t>(comm->c->ranks)},
+        [&](communicator &c, action &a) { distribution(c, a, in, out, bytes, -1); });
 }
 
-static ncclResult_t transfer_of(const char *name, bool sends, void *at, size_t bytes, int peer, ncclComm_t comm,
-    tr__cuda_stream stream)
+static ncclResult_t transfer_of(const char *name, transfer t, ncclComm_t comm, tr__cuda_stream stream)
 {
-    CHECK(comm, name, buffer(at, bytes));
-    if (peer < 0 || peer >= comm->c->ranks) return fail(*comm->c, ncclInvalidArgument, "there is no such rank");
-    auto a = std::make_shared<action>();
-    a->transfers.push_back({sends, peer, static_cast<char *>(at), bytes});
-    return one(comm, stream, a);
+    if (t.peer < 0 || t.peer >= comm->c->ranks) return fail(*comm->c, ncclInvalidArgument, "there is no such rank");
+    return start(name, comm, stream, {t.at, t.bytes}, {nullptr, 0},
+        [&](communicator &, action &a) { a.transfers.push_back(t); });
 }
 
 ncclResult_t ncclSend(const void *in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
     tr__cuda_stream stream)
 {
-    return transfer_of("ncclSend", true, const_cast<void *>(in), count * size_of(type), peer, comm, stream);
+    auto *from = static_cast<char *>(const_cast<void *>(in));
+    return transfer_of(__func__, {true, peer, from, count * size_of(type)}, comm, stream);
 }
 
 ncclResult_t ncclRecv(void *out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, tr__cuda_stream stream)
 {
-    return transfer_of("ncclRecv", false, out, count * size_of(type), peer, comm, stream);
+    return transfer_of(__func__, {false, peer, static_cast<char *>(out), count * size_of(type)}, comm, stream);
 }
 
 ncclResult_t ncclGroupStart(void)
@@ -319,24 +304,19 @@ ncclResult_t ncclGroupStart(void)
     return ncclSuccess;
 }
 
-/* The calls on each communicator become one, on the stream of the first. */
+/* The sends and receives on each communicator become one call, on the stream of the first. */
 ncclResult_t ncclGroupEnd(void)
 {
     if (--depth) return ncclSuccess;
-    auto all = std::move(grouped);
-    grouped.clear();
-    if (call_fails("ncclGroupEnd")) return ncclSystemError;
-    for (size_t i = 0; i < all.size(); i++) {
-        if (!all[i].second.second) continue;
-        const std::shared_ptr<action> whole = all[i].second.second;
-        for (size_t k = i + 1; k < all.size(); k++) {
-            if (all[k].first != all[i].first || !all[k].second.second) continue;
-            whole->transfers.push_back(all[k].second.second->transfers[0]);
-            all[k].second.second = nullptr;
-        }
-        give(*all[i].first, all[i].second.first, whole);
+    std::vector<grouped_call> whole;
+    for (const grouped_call &call : std::exchange(grouped, {})) {
+        const auto found = std::find_if(whole.begin(), whole.end(), [&](auto &w) { return w.c == call.c; });
+        if (found == whole.end()) whole.push_back(call);
+        else found->what->transfers.push_back(call.what->transfers.at(0));
     }
-    return all.empty() ? ncclSuccess : ncclInProgress;
+    if (call_fails("ncclGroupEnd")) return ncclSystemError;
+    for (const grouped_call &call : whole) give(call);
+    return whole.empty() ? ncclSuccess : ncclInProgress;
 }
 
 /* ---- Communicators ----------------------------------------------------------------------------------------------- */
@@ -379,14 +359,15 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
 {
     if (call_fails("ncclCommInitRankConfig")) return ncclSystemError;
     if (config->magic != 0xcafebeef || config->blocking != 0 || ranks > RANKS) return ncclInvalidArgument;
-    return join(comm, ranks, id, rank, current_device());
+    return join(comm, ranks, id, rank, current_device);
 }
 
 /* What this rank wants; the others are asked by ncclCommGetAsyncError(). */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part, ncclConfig_t *)
 {
     communicator &c = *comm->c;
-    CHECK(comm, "ncclCommSplit");
+    const ncclResult_t result = check(c, "ncclCommSplit");
+    if (result != ncclSuccess) return result;
     if (color < -1) return fail(c, ncclInvalidArgument, "a color is 0 or more, or NCCL_SPLIT_NOCOLOR");
     division &d = c.shared->parts;
     for (int rank = 0; rank < c.ranks; rank++)
@@ -464,7 +445,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
         return ncclSuccess;
     }
     for (; !c.taken.empty(); c.taken.pop_front()) {
-        const cudaError_t error = enqueue(c.taken.front().first, c.taken.front().second);
+        const cudaError_t error =
+            call_fails("ncclKernel") ? cudaErrorUnknown : enqueue(c.taken.front().first, c.taken.front().second);
         if (error != cudaSuccess) return *state = fail(c, ncclUnhandledCudaError, cudaGetErrorString(error));
     }
     *state = ncclSuccess;

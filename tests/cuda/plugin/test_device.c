@@ -324,7 +324,8 @@ static const struct {
     {"a failing graph", "fail=cudnnBackendFinalize:6", a_failing_convolution},
     {"a failing handle", "fail=cudnnCreate:1", a_failing_convolution},
     {"no cuDNN", "fail=libcudnn:1", no_cudnn},
-    {"an engine that fails", "fail=cudnnBackendFinalize:8", no_cudnn},
+    {"a failing fallback", "fail=cudnnBackendFinalize:8", a_failing_convolution},
+    {"an engine that fails", "fail=cudnnBackendFinalize:9", no_cudnn},
     {"tf32", "seed=1", tf32},
     {"an unknown way to multiply", "seed=1", an_unknown_way_to_multiply},
 };

@@ -2,8 +2,8 @@
  * The toy's kernels: plain loops over f32 and f64 in double, as a worker runs them. A kernel of the table declines what it does
  * not take, and enqueues the loop; the loop answers NULL, or what went wrong, which whoever waits next is told.
  */
-#ifndef TR_TESTS_DEVICE_TOY_H
-#define TR_TESTS_DEVICE_TOY_H
+#ifndef TR_TESTS_DEVICE_TOY_KERNELS_H
+#define TR_TESTS_DEVICE_TOY_KERNELS_H
 
 #include <trireme/device.h>
 #include <trireme/kernels.h>
