@@ -24,10 +24,6 @@ static int complete_options(void *self)
         return TR__EXIT_USAGE;
     }
     bool ranks = b->ranks > 1 || getenv("RANK");
-    if (b->step_in_backward && ranks) {
-        tr__complain(TR__BENCH, "--step-in-backward: ranks average gradients after backward has made them; it takes one rank");
-        return TR__EXIT_USAGE;
-    }
     if (b->capture && ranks) {
         tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
         return TR__EXIT_USAGE;
@@ -59,8 +55,10 @@ static int bench_model(int argc, char **argv)
         {"size", 0, "N", "pixels a side of images (224)", TR__INTEGER(&b.size, 32, 4096)},
         {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
             TR__CHOICE(&b.optimizer, "adamw", "sgd", "momentum")},
-        {"step-in-backward", 0, NULL, "update each parameter as its gradient is final: no memory for all gradients; one rank",
-            TR__FLAG(&b.step_in_backward)},
+        {"step-after-backward", 0, NULL,
+            "keep all gradients for a step at the end; else one rank on the CPU updates each parameter as its gradient is\n"
+            "                            final, as trainers do",
+            TR__FLAG(&b.step_after_backward)},
         {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b.capture)},
         {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b.bf16_state)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b.seq, 1, 1000000)},

@@ -49,7 +49,7 @@ double tr__median(double *values, int n);
 typedef struct tr__bench {
     const char *model, *optimizer, *dtype, *device, *backend, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
-    bool step_in_backward, capture, bf16_state;
+    bool step_after_backward, capture, bf16_state;
 } tr__bench;
 
 /* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no
@@ -72,6 +72,7 @@ typedef struct tr__workload {
     tr_captured_step *captured; /* NULL: steps run op by op */
     tr_batch_loss loss;  /* NULL: cross-entropy of what net gives */
     tr_dtype autocast;   /* TR_F32: none */
+    bool in_backward;    /* the optimizer steps there */
     int in_a_row;        /* steps that are timed as one, for their mean */
     const char *item;    /* "token" */
     double items, flops; /* of one rank's step */

@@ -226,7 +226,7 @@ static void print_report(const bench_run *r, const results *s)
     int threads = tr_threads(tr_cpu(0));
     printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s%s\n", b->model, w->items, w->item,
         r->world, r->world > 1 ? "s" : "", b->device, threads, threads > 1 ? "s" : "", b->dtype, b->steps,
-        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", b->step_in_backward ? ", updates in backward" : "",
+        w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", w->in_backward ? ", updates in backward" : "",
         b->bf16_state ? ", state in bf16" : "");
     tr_captured_counts runs = {.size = sizeof runs};
     if (w->captured && tr_captured_count(w->captured, &runs) == TR_OK)
@@ -263,14 +263,14 @@ static cJSON *to_json(const bench_run *r, const results *s)
     bool native = strcmp(b->backend, "native") == 0;
     cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)),
         b->model, r->work.device.kind == TR_CPU ? "" : "/cuda", native ? "" : "/", native ? "" : b->backend,
-        b->step_in_backward ? "/step-in-backward" : "", b->capture ? "/capture" : "", b->bf16_state ? "/bf16-state" : "",
+        b->step_after_backward ? "/step-after-backward" : "", b->capture ? "/capture" : "", b->bf16_state ? "/bf16-state" : "",
         b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "backend", b->backend);
     cJSON_AddStringToObject(o, "dtype", b->dtype);
     cJSON_AddStringToObject(o, "optimizer", b->optimizer);
-    cJSON_AddBoolToObject(o, "step_in_backward", b->step_in_backward);
+    cJSON_AddBoolToObject(o, "step_in_backward", r->work.in_backward);
     cJSON_AddBoolToObject(o, "capture", b->capture);
     cJSON_AddBoolToObject(o, "bf16_state", b->bf16_state);
     const struct {

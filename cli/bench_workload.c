@@ -302,5 +302,7 @@ tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__w
     w->x = tr_to(w->x, at.device);
     w->y = tr_to(w->y, at.device);
     status = check(w);
-    return status == TR_OK ? tr_step_in_backward(w->optimizer, b->step_in_backward) : status;
+    /* As a trainer chooses. */
+    w->in_backward = !b->step_after_backward && !group && !b->capture && at.device.kind == TR_CPU;
+    return status == TR_OK ? tr_step_in_backward(w->optimizer, w->in_backward) : status;
 }

@@ -231,7 +231,8 @@ typedef struct tr_trainer_options {
     void *user;                 /* for optimizer and loss */
     tr_batch_loss loss;         /* NULL: tr_cross_entropy(tr_forward(net, x), y). net is the model, or DDP around it */
     bool step_in_backward;      /* tr_step_in_backward(), which saves the memory of all gradients: one rank, no
-                                   clipping, no micro-batches */
+                                   clipping, no micro-batches, no .stop_on_spike. A trainer on the CPU does so by itself
+                                   where it can; this makes it an error where it cannot */
     const char *allow_different; /* settings that may differ between ranks: "lr, data"; NULL: none */
     int64_t check_replicas;     /* compare replicas every so many steps, and before tr_fit() saves; default 100; 0:
                                    never (a binding: -1). Parameters, buffers and the optimizer's state (unless it is
@@ -241,6 +242,8 @@ typedef struct tr_trainer_options {
     bool stop_on_spike;         /* a gradient norm above 1,000 times the median of the last 100 (at least 20) steps is a
                                    warning in the log that names the rank and the parameter. With this it is TR_INVALID
                                    instead, and the step is not applied */
+    bool step_after_backward;   /* all gradients are there until the step has been made, for on_step of tr_fit() to read,
+                                   and none is applied before all are known to be finite (in the steps that look) */
 } tr_trainer_options;
 /* Ranks first compare their settings, in one exchange, before anything is read from a checkpoint, exchanged or written.
  * When they differ the trainer is in error on every rank, with TR_MISMATCH, and the message shows each value with its
@@ -295,6 +298,7 @@ typedef struct tr_classifier_trainer_options {
     const char *allow_different; /* this and the next two: as in tr_trainer_options */
     int64_t check_replicas;
     bool stop_on_spike;
+    bool step_after_backward;   /* as in tr_trainer_options */
 } tr_classifier_trainer_options;
 #define tr_classifier_trainer(...) \
     tr_classifier_trainer_with(TR__BRACES2(tr_classifier_trainer_options, model, set, __VA_ARGS__))

@@ -288,13 +288,12 @@ static tr_status get_saved(const tr__saved *saved, int n, bool as_now, tr_tensor
     return TR_OK;
 }
 
-/* Is there a consumer, and the gradient of input i all that its leaf gets, with nobody else to read the leaf, which this node
- * may have saved, or the gradient? */
+/* Is the gradient of input i all that its leaf gets in this backward, with nobody else to read the leaf, which this node may
+ * have saved? */
 static bool is_sole(const tr__backward *b, const tr__node *node, int i)
 {
     const tr_tensor *leaf = node->edges[i].leaf;
-    if (!leaf || !leaf->leaf->consumer || b->sink || b->retain || b->as_now) return false;
-    if (!leaf->requires_grad || leaf->leaf->hooks || leaf->leaf->has_grad) return false;
+    if (!leaf || !leaf->requires_grad || b->sink || b->retain || b->as_now) return false;
     const stop *at = &b->stops[b->table[slot_of(b, leaf)] - 1];
     return at->pending == 1 && !at->grads[0] && tr__saved_count(leaf) <= (node->saved_inputs[i].tensor != NULL);
 }

@@ -387,20 +387,25 @@ tr_status tr__matmul_backward(tr_backward_call *call)
 
 enum { LARGE_GRADIENT = 64 << 20, GRADIENT_BLOCK = 16 << 20 }; /* bytes */
 
-/* Whoever takes the gradient of a large weight by rows, so that there need not be memory for all of it; or NULL. Not behind an
- * activation, which would be computed again for each block, and not in a captured step, whose launches each count as a
- * parameter's step. */
-static tr__grad_consumer *takes_rows(const tr_backward_call *call)
+/* Is the gradient of a large weight computed by blocks of rows? *consumer: who takes these one by one, so that there need not be
+ * memory for all of it, or NULL. On the CPU they are the same blocks when nobody does: a gemm chooses its kernel by shape, and
+ * whether an optimizer steps in backward is not to change a bit. Not behind an activation, which would be computed again for
+ * each block, and not in a captured step, whose launches each count as a parameter's step. */
+static bool goes_by_rows(const tr_backward_call *call, tr__grad_consumer **consumer)
 {
     const tr_linear_attrs *attrs = call->attrs;
-    const tr__input *weight = &((const tr__backward_step *)(const void *)call)->node->inputs[1];
+    const tr__backward_step *step = (const tr__backward_step *)(const void *)call;
+    const tr__input *weight = &step->node->inputs[1];
     size_t bytes = (size_t)tr__numel(weight->shape) * tr_dtype_size(weight->dtype);
-    if (!call->needs[1] || attrs->in_out || attrs->activation || bytes < LARGE_GRADIENT || tr__capture_now()) return NULL;
-    return tr__takes_rows(call, 1);
+    *consumer = NULL;
+    if (!step->sole[1] || attrs->in_out || attrs->activation || bytes < LARGE_GRADIENT || tr__capture_now()) return false;
+    *consumer = tr__takes_rows(call, 1);
+    return *consumer || weight->device.kind == TR_CPU;
 }
 
-/* g: [..., n], contiguous; the weight: [n, k] */
-static tr_status give_weight_by_rows(const tr_backward_call *call, tr_tensor *g, tr__grad_consumer *consumer)
+/* g: [..., n], contiguous; the weight: [n, k]. Into `whole` as attrs says, or, where there is a consumer, to it. */
+static tr_status give_weight_by_rows(const tr_backward_call *call, const tr_linear_attrs *attrs, tr_tensor *g, tr_tensor *whole,
+    tr__grad_consumer *consumer)
 {
     const tr__input *weight = &((const tr__backward_step *)(const void *)call)->node->inputs[1];
     int64_t n = weight->shape.dim[0], k = weight->shape.dim[1];
@@ -410,11 +415,12 @@ static tr_status give_weight_by_rows(const tr_backward_call *call, tr_tensor *g,
         TR_SCOPE;
         int64_t end = first + rows < n ? first + rows : n;
         tr_tensor *some = tr_contiguous(tr_slice(g, g->shape.ndim - 1, first, end));
-        tr_tensor *dw = tr__tensor_new(TR_SHAPE(end - first, k), weight->dtype, weight->device);
+        tr_tensor *dw = whole ? tr_slice(whole, 0, first, end)
+                              : tr__tensor_new(TR_SHAPE(end - first, k), weight->dtype, weight->device);
         TR__TRY_ALL(some, dw);
-        TR__TRY(tr__op_run(tr__op(linear_grad_weight), call->attrs, (tr_tensor *[]){some, call->inputs[0]}, 2,
+        TR__TRY(tr__op_run(tr__op(linear_grad_weight), attrs, (tr_tensor *[]){some, call->inputs[0]}, 2,
             (tr_tensor *[]){dw, NULL}, 2));
-        TR__TRY(consumer->consume_rows(consumer, dw, first));
+        if (consumer) TR__TRY(consumer->consume_rows(consumer, dw, first));
     }
     return TR_OK;
 }
@@ -438,15 +444,19 @@ tr_status tr__linear_backward(tr_backward_call *call)
     }
     if (!call->needs[1] && !call->needs[2]) return TR_OK;
     tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
-    tr_tensor *outputs[2] = {NULL, NULL}; /* tr__op_run() looks for errors in them */
-    tr__grad_consumer *by_rows = takes_rows(call);
-    if (call->needs[1] && !by_rows) outputs[0] = tr__grad_target(call, 1, &attrs.accumulate);
-    if (call->needs[2]) outputs[1] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    if (outputs[0] || outputs[1])
-        TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, outputs, 2));
-    call->grad_inputs[1] = outputs[0];
-    call->grad_inputs[2] = outputs[1];
-    return by_rows ? give_weight_by_rows(call, g, by_rows) : TR_OK;
+    tr_tensor *dw = NULL, *db = NULL;
+    tr__grad_consumer *consumer;
+    bool by_rows = goes_by_rows(call, &consumer);
+    if (call->needs[1] && !consumer) dw = tr__grad_target(call, 1, &attrs.accumulate);
+    if (call->needs[2]) db = tr__grad_target(call, 2, &attrs.accumulate_bias);
+    TR__TRY(tr_status_of(dw));
+    TR__TRY(tr_status_of(db));
+    tr_tensor *at_once[2] = {by_rows ? NULL : dw, db};
+    if (at_once[0] || at_once[1])
+        TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, at_once, 2));
+    call->grad_inputs[1] = dw;
+    call->grad_inputs[2] = db;
+    return by_rows ? give_weight_by_rows(call, &attrs, g, dw, consumer) : TR_OK;
 }
 
 /* ---- Public functions ---------------------------------------------------------------------------------------------- */

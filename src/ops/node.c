@@ -335,8 +335,9 @@ tr__grad_consumer *tr__takes_rows(const tr_backward_call *call, int i)
 {
     const tr__backward_step *step = (const tr__backward_step *)(const void *)call;
     if (!step->sole[i]) return NULL;
-    tr__grad_consumer *consumer = step->node->edges[i].leaf->leaf->consumer;
-    return consumer && consumer->consume_rows ? consumer : NULL;
+    const tr__leaf *leaf = step->node->edges[i].leaf->leaf;
+    bool read = leaf->hooks || leaf->has_grad;
+    return leaf->consumer && leaf->consumer->consume_rows && !read ? leaf->consumer : NULL;
 }
 
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape)

@@ -59,7 +59,7 @@ typedef struct tr__backward_step {
     bool retain; /* .retain_graph: this node may run again */
     bool detached; /* gradients of leaves go to a sink, not to leaf->grad */
     bool as_now; /* parameters that were written to since the forward are read as they are now */
-    bool sole[TR_OP_MAX_INPUTS]; /* the gradient of input i is all that its leaf gets, and nobody else reads the leaf or its gradient */
+    bool sole[TR_OP_MAX_INPUTS]; /* the gradient of input i is all that its leaf gets here, and nobody else reads the leaf */
 } tr__backward_step;
 
 /* The ranks over which a value of a sharded parameter is summed to be that of the whole. Made in the layers that know groups. */
@@ -104,8 +104,8 @@ typedef struct tr__grad_consumer {
     tr_status (*consume_rows)(struct tr__grad_consumer *consumer, const tr_tensor *rows, int64_t first);
 } tr__grad_consumer;
 
-/* For backward functions: who takes the gradient of inputs[i] by rows, in which case grad_inputs[i] stays NULL; or NULL. What reads
- * inputs[i] comes before. */
+/* For backward functions, of inputs[i] whose gradient is its leaf's sole one: who takes that by rows, in which case grad_inputs[i]
+ * stays NULL; or NULL. What reads inputs[i] comes before. */
 tr__grad_consumer *tr__takes_rows(const tr_backward_call *call, int i);
 
 typedef struct tr__hook {

@@ -128,14 +128,16 @@ static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
     return TR_OK;
 }
 
-/* The squares of a parameter's gradient, on the CPU; sums: room for its blocks. */
-static double squares_on_cpu(const tr_tensor *leaf, double *sums)
+tr_status tr__squares_add(const tr_tensor *gradient, double *sum)
 {
-    pass p = {.dtype = leaf->dtype, .memory = tr__ptr(leaf->leaf->grad), .count = tr__numel(leaf->shape), .sums = sums};
-    tr__pool_for(tr__pool_of(leaf), blocks_of(p.count), 2, sum_blocks, &p);
-    double sum = 0;
-    for (int64_t b = 0; b < blocks_of(p.count); b++) sum += sums[b];
-    return sum;
+    pass p = {.dtype = gradient->dtype, .memory = tr__ptr(gradient), .count = tr__numel(gradient->shape)};
+    int64_t n = blocks_of(p.count);
+    p.sums = malloc((size_t)(n ? n : 1) * sizeof *p.sums);
+    if (!p.sums) return tr__fail(TR_NO_MEMORY, "out of memory for the sums of a gradient's squares");
+    tr__pool_for(tr__pool_of(gradient), n, 2, sum_blocks, &p);
+    for (int64_t b = 0; b < n; b++) *sum += p.sums[b];
+    free(p.sums);
+    return TR_OK;
 }
 
 static bool counts(const tr_tensor *leaf)
@@ -166,25 +168,20 @@ static tr_status read_squares(const tr_optimizer *o, tr_device device, double *s
     return TR_OK;
 }
 
-/* Those of each parameter, in the order of the list; 0 where there is no gradient. squares: [count] */
+/* Those of each parameter, in the order of the list; 0 where there is no gradient, nor was one that backward has used up and
+ * measured. squares: [count] */
 static tr_status all_squares(const tr_optimizer *o, double *squares)
 {
-    int64_t most = 1;
-    for (int i = 0; i < o->count; i++)
-        if (blocks_of(o->parameters[i].count) > most) most = blocks_of(o->parameters[i].count);
-    double *sums = malloc((size_t)most * sizeof *sums);
-    if (!sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    tr_status status = TR_OK;
     for (int i = 0; i < o->count; i++) squares[i] = -1; /* not known yet */
-    for (int i = 0; i < o->count && status == TR_OK; i++) {
+    for (int i = 0; i < o->count; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
         if (squares[i] >= 0 || isnan(squares[i])) continue;
-        if (!counts(leaf)) squares[i] = 0;
-        else if (tr__device_of(leaf).kind == TR_CPU) squares[i] = squares_on_cpu(leaf, sums);
-        else status = read_squares(o, tr__device_of(leaf), squares);
+        squares[i] = 0;
+        if (!counts(leaf)) squares[i] = tr__in_backward_squares(o, o->place[i]);
+        else if (tr__device_of(leaf).kind == TR_CPU) TR__TRY(tr__squares_add(leaf->leaf->grad, &squares[i]));
+        else TR__TRY(read_squares(o, tr__device_of(leaf), squares));
     }
-    free(sums);
-    return status;
+    return TR_OK;
 }
 
 tr_status tr__grad_norms(const tr_optimizer *o, double *norms)

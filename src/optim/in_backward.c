@@ -9,10 +9,14 @@
  * and its gradient goes back to the allocator. The large gradient of a linear layer's weight is never there as a whole
  * where no other is to be added to it: backward makes some of its rows, and these are updated. The arena has no gradients
  * then (autograd/arena.h).
+ *
+ * A trainer measures the gradients of some steps on their way. One that is not finite ends the updates of its backward, which
+ * goes on without them.
  */
 #include "autograd/engine.h"
 #include "optim/optimizer.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* A parameter. */
@@ -21,6 +25,7 @@ typedef struct place {
     tr__in_backward *all;
     int at;          /* in the optimizer's parameters */
     bool waits;      /* its gradient is final, but a node has yet to read the parameter */
+    double squares;  /* of its gradient's elements, the sum; 0: not measured */
 } place;
 
 struct tr__in_backward {
@@ -28,6 +33,9 @@ struct tr__in_backward {
     _Atomic(tr__backward *) running; /* NULL: none is under way */
     bool done;   /* a backward has succeeded since the last tr_step() */
     bool failed; /* the latest backward failed, with parameters updated */
+    bool paused; /* gradients stay */
+    bool measures;
+    int stopped_at; /* the parameter whose gradient was not finite; -1: none in the latest backward */
     int updated; /* in the latest backward */
     int waiting;
     place places[]; /* [optimizer->count] */
@@ -40,14 +48,26 @@ static tr_tensor *leaf_of(const place *p)
 
 /* ---- During backward --------------------------------------------------------------------------------------------- */
 
+/* Measures a gradient, or rows of it. */
+static tr_status measure(place *p, const tr_tensor *gradient)
+{
+    if (!p->all->measures) return TR_OK;
+    TR__TRY(tr__squares_add(gradient, &p->squares));
+    if (!isfinite(p->squares) && p->all->stopped_at < 0) p->all->stopped_at = p->at;
+    return TR_OK;
+}
+
 /* A parameter that was frozen since the forward is not updated. */
 static tr_status update(place *p)
 {
     p->all->waiting -= p->waits;
     p->waits = false;
     if (leaf_of(p)->requires_grad) {
-        TR__TRY(tr__step_at(p->all->optimizer, p->at));
-        p->all->updated++;
+        TR__TRY(measure(p, leaf_of(p)->leaf->grad));
+        if (p->all->stopped_at < 0) {
+            TR__TRY(tr__step_at(p->all->optimizer, p->at));
+            p->all->updated++;
+        }
     }
     tr_clear_grad(leaf_of(p));
     return TR_OK;
@@ -74,6 +94,8 @@ static tr_status consume(tr__grad_consumer *consumer)
 static tr_status consume_rows(tr__grad_consumer *consumer, const tr_tensor *rows, int64_t first)
 {
     place *p = (place *)(void *)consumer;
+    TR__TRY(measure(p, rows));
+    if (p->all->stopped_at >= 0) return TR_OK;
     if (first == 0) p->all->updated++;
     return tr__step_rows(p->all->optimizer, p->at, rows, first);
 }
@@ -129,6 +151,7 @@ static tr_status begin(tr__in_backward *s, tr__backward *backward)
     }
     s->failed = false;
     s->updated = 0;
+    s->stopped_at = -1;
     return TR_OK;
 }
 
@@ -161,6 +184,7 @@ static tr_status switch_on(tr_optimizer *o)
     tr__in_backward *s = calloc(1, sizeof *s + (size_t)o->count * sizeof *s->places);
     if (!s) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
     s->optimizer = o;
+    s->stopped_at = -1;
     for (int i = 0; i < o->count; i++) {
         s->places[i] = (place){.consumer = {expect, consume, o->rule->whole ? NULL : consume_rows}, .all = s, .at = i};
         tr_tensor *leaf = o->parameters[i].leaf;
@@ -169,6 +193,36 @@ static tr_status switch_on(tr_optimizer *o)
     }
     o->in_backward = s;
     return TR_OK;
+}
+
+void tr__in_backward_pause(tr_optimizer *o, bool paused)
+{
+    tr__in_backward *s = o->in_backward;
+    if (!s || s->paused == paused) return;
+    s->paused = paused;
+    for (int i = 0; i < o->count; i++) leaf_of(&s->places[i])->leaf->consumer = paused ? NULL : &s->places[i].consumer;
+}
+
+void tr__in_backward_measure(tr_optimizer *o, bool measures)
+{
+    if (!o->in_backward) return;
+    o->in_backward->measures = measures;
+    o->in_backward->done = false;
+    for (int i = 0; i < o->count; i++) o->in_backward->places[i].squares = 0;
+}
+
+double tr__in_backward_squares(const tr_optimizer *o, int at)
+{
+    return o->in_backward ? o->in_backward->places[at].squares : 0;
+}
+
+int tr__in_backward_stopped_at(const tr_optimizer *o, int *updated)
+{
+    const tr__in_backward *s = o->in_backward;
+    *updated = s ? s->updated : 0;
+    for (int i = 0; s && s->stopped_at >= 0 && i < o->count; i++)
+        if (o->place[i] == s->stopped_at) return i;
+    return -1;
 }
 
 void tr__in_backward_end(tr_optimizer *o)

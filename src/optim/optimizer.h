@@ -139,6 +139,9 @@ tr_status tr__grad_norms(const tr_optimizer *o, double *norms);
 tr_status tr__grad_limit(const tr_optimizer *o, double norm, double max_norm);
 /* All gradients times factor. */
 tr_status tr__grad_multiply(const tr_optimizer *o, double factor);
+/* Adds the squares of a gradient on the CPU, contiguous, block by block; those of a parameter's rows in order make the parameter's
+ * where the rows are whole blocks, else they may differ from it in the last bits. */
+tr_status tr__squares_add(const tr_tensor *gradient, double *sum);
 /* Sums of squares of n elements, in f64. */
 double tr__squares_f32(const void *x, int64_t n);
 double tr__squares_f64(const void *x, int64_t n);
@@ -160,6 +163,16 @@ tr_status tr__step_at(tr_optimizer *optimizer, int at);
 tr_status tr__step_rows(tr_optimizer *optimizer, int at, const tr_tensor *gradient, int64_t first);
 /* What is left of a step that was made in backward, or a failure when that one failed. */
 tr_status tr__in_backward_step(tr_optimizer *optimizer);
+/* For who owns the training loop. Paused: until it goes on, backwards leave their gradients at the parameters, and update none. */
+void tr__in_backward_pause(tr_optimizer *optimizer, bool paused);
+/* A step begins, whatever became of the one before. measures: until the next call backwards sum the squares of each gradient, which
+ * tr__grad_squares() and tr__grad_norms() then have, and when one is not finite, neither its parameter nor those after it are
+ * updated; on the CPU only. */
+void tr__in_backward_measure(tr_optimizer *optimizer, bool measures);
+/* The squares that were measured of the gradient of parameters[at]; 0: none were. */
+double tr__in_backward_squares(const tr_optimizer *optimizer, int at);
+/* The list entry whose gradient ended the updates of the latest backward, and how many had been updated before; -1: none did. */
+int tr__in_backward_stopped_at(const tr_optimizer *optimizer, int *updated);
 /* The optimizer goes, and leaves its parameters' gradients alone. */
 void tr__in_backward_end(tr_optimizer *optimizer);
 /* A failure when the optimizer steps in backward, as `what` cannot have it, for that reason. */

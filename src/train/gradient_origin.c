@@ -166,7 +166,9 @@ static tr_status find_with_copies(tr_trainer *t, bool keep, copies *buffers, cop
     if (!ready) return TR_OK;
     turn *turns = calloc((size_t)t->optimizer->count, sizeof *turns);
     double *norms = calloc((size_t)t->optimizer->count, sizeof *norms);
-    if (turns && norms) own->failed = compute_again(t, turns, norms, own) != TR_OK;
+    /* Parameters that were updated in backward give other gradients by now; what was measured there is known. */
+    bool measured = keep && t->in_backward;
+    if (turns && norms) own->failed = (measured ? measure(t, turns, norms, own) : compute_again(t, turns, norms, own)) != TR_OK;
     free(norms);
     free(turns);
     TR__TRY(restore_buffers(buffers));

@@ -20,10 +20,10 @@ enum {
 };
 static const double spike_factor = 1000;
 
-/* In the step that is under way. */
-static bool is_looked_at(const tr_trainer *t)
+bool tr__gradients_are_watched(const tr_trainer *t)
 {
-    return !t->plan.step_in_backward && (t->plan.clip > 0 || t->step % LOOK_EVERY == 0);
+    bool measurable = !t->in_backward || t->device.kind == TR_CPU;
+    return measurable && (t->plan.clip > 0 || t->step % LOOK_EVERY == 0);
 }
 
 tr_status tr__gradient_norm(const tr_trainer *t, double *norm)
@@ -31,7 +31,7 @@ tr_status tr__gradient_norm(const tr_trainer *t, double *norm)
     const char *worst;
     double squares;
     *norm = NAN;
-    if (!is_looked_at(t)) return TR_OK;
+    if (!tr__gradients_are_watched(t)) return TR_OK;
     TR__TRY(tr__grad_squares(t->optimizer, &squares, &worst));
     *norm = sqrt(squares);
     return TR_OK;
@@ -191,13 +191,16 @@ static tr_status judge_size(tr_trainer *t, double norm, tr__origin *origins)
 
 static tr_status judge(tr_trainer *t, const tr_metrics_row *row, tr__origin *origins)
 {
-    bool looked = is_looked_at(t);
+    bool looked = tr__gradients_are_watched(t);
     if (isfinite(row->loss) && !looked) return TR_OK;
     if (isfinite(row->loss) && isfinite(row->grad_norm)) return judge_size(t, row->grad_norm, origins);
-    if (t->plan.step_in_backward) /* another backward would update the parameters */
+    int updated, bad = tr__in_backward_stopped_at(t->optimizer, &updated);
+    if (isfinite(row->loss) && bad >= 0)
         return tr__fail(TR_INVALID,
-                        "step %" PRId64 ": the loss is %s: training has diverged, try a lower learning rate",
-                        t->step + 1, isnan(row->loss) ? "not a number" : "infinite");
+                        "step %" PRId64 ": the gradients' norm is %g; the gradient of \"%.200s\" is the first that backward made "
+                        "not finite, when %d of the %d parameters had been updated: training has diverged, try a lower learning "
+                        "rate", t->step + 1, printed(row->grad_norm), tr_list_name(t->optimizer->list, bad), updated,
+                        t->optimizer->count);
     TR__TRY(tr__gradient_origins(t, false, origins));
     return say_not_finite(t, origins, row);
 }

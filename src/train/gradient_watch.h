@@ -4,8 +4,10 @@
 
 #include "train/trainer.h"
 
-/* The norm of the gradients that a step is about to apply. NaN where it is not looked at: where they were applied in
- * backward, and in nine of ten steps without clipping. */
+/* Is the gradients' norm looked at in the step that is under way? Where backward uses them up, as it does. */
+bool tr__gradients_are_watched(const tr_trainer *trainer);
+/* The norm of the gradients that a step is about to apply, or has applied in backward. NaN where it is not looked at: in nine of
+ * ten steps without clipping. */
 tr_status tr__gradient_norm(const tr_trainer *trainer, double *norm);
 /*
  * Judges the step's loss and the ranks' norms (trainer->said, of every rank), of which row gets the norm. The same on

@@ -40,6 +40,11 @@ static tr_status check_in_backward(const tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
     if (!p->step_in_backward) return TR_OK;
+    if (p->step_after_backward)
+        return tr__fail(TR_INVALID, "trainer: .step_in_backward and .step_after_backward: one of them");
+    if (p->stop_on_spike)
+        return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: a spike is known when gradients have been used: no "
+            ".stop_on_spike");
     if (t->world_size > 1)
         return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: %d ranks average gradients after backward has made them; it "
             "takes one rank", t->world_size);
@@ -99,6 +104,31 @@ tr_status tr__trainer_check_unsharded(const tr_trainer *t)
         "tr_shard_optimizer(), or train without .folder and .resume and save by tr_optimizer_state() on all ranks");
 }
 
+/* Without being told to: where nothing needs all gradients, nobody else updates a parameter, and the parameters are on the CPU,
+ * where a step of one costs no launch. The results are the same, bit for bit. */
+static bool can_step_in_backward(const tr_trainer *t)
+{
+    const tr__plan *p = &t->plan;
+    if (p->step_after_backward || p->stop_on_spike || p->clip > 0 || t->world_size > 1 || p->micro_batch < t->share) return false;
+    const tr_tensor_list *list = t->optimizer->list;
+    bool can = !t->optimizer->gather;
+    for (int i = 0; i < list->count; i++) {
+        const tr_tensor *leaf = list->entries[i].tensor;
+        can &= tr__device_of(leaf).kind == TR_CPU && atomic_load(&leaf->leaf->optimizers) == 1 && !leaf->leaf->has_grad;
+    }
+    return can;
+}
+
+/* The optimizer steps only in backwards of the trainer's: those of the program leave gradients, as always. */
+static tr_status choose_when_to_step(tr_trainer *t)
+{
+    TR__TRY(tr_status_of(t->optimizer));
+    t->in_backward = t->plan.step_in_backward || can_step_in_backward(t);
+    TR__TRY(tr_step_in_backward(t->optimizer, t->in_backward));
+    tr__in_backward_pause(t->optimizer, true);
+    return TR_OK;
+}
+
 static tr_status set_up(tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
@@ -115,7 +145,7 @@ static tr_status set_up(tr_trainer *t)
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, p->resume, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0) : p->model);
     TR__TRY(tr_status_of(t->net));
-    TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
+    TR__TRY(choose_when_to_step(t));
     if (p->resume) TR__TRY(tr__trainer_resume_state(t, state));
     t->agreed_step = t->step;
     return TR_OK;
@@ -193,9 +223,13 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     tr_tensor *root = scale == 1 ? mean : tr_affine(mean, scale, 0);
     TR__TRY(tr_status_of(root));
     *loss += part * tr_item(mean);
-    if (p->step_in_backward && !isfinite(*loss)) return TR_OK; /* update() says so; the parameters stay as they are */
     if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, exchange));
-    return tr_backward(root);
+    bool steps = t->in_backward && exchange;
+    if (steps && !isfinite(*loss)) return TR_OK; /* update() says so; the parameters stay as they are */
+    if (steps) tr__in_backward_pause(t->optimizer, false);
+    tr_status status = tr_backward(root);
+    tr__in_backward_pause(t->optimizer, true);
+    return status;
 }
 
 /* Every rank hears what all say: the sums are then the same on all, and a norm that is not tells of a replica that is
@@ -240,6 +274,11 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
     row->lr = tr_cosine_lr(t->step, p->lr, p->steps, .warmup_steps = p->warmup_steps, .min_lr = p->min_lr);
     TR__TRY(tr_set_lr(t->optimizer, row->lr));
     tr_zero_grad(t->optimizer);
+    if (t->in_backward && !p->step_in_backward && !can_step_in_backward(t)) { /* another optimizer has come */
+        TR__TRY(tr_step_in_backward(t->optimizer, false));
+        t->in_backward = false;
+    }
+    tr__in_backward_measure(t->optimizer, tr__gradients_are_watched(t));
     tr__said own = {.stop = *stop};
     for (int64_t at = 0; at < t->share; at += p->micro_batch) {
         int64_t n = t->share - at < p->micro_batch ? t->share - at : p->micro_batch;

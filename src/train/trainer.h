@@ -26,7 +26,7 @@ typedef struct tr__plan {
     tr_optimizer_maker optimizer; /* NULL: the task's */
     tr_batch_loss loss;     /* NULL: cross-entropy of what the model gives */
     void *user;
-    bool step_in_backward;
+    bool step_in_backward, step_after_backward; /* neither: in backward where it can be */
     const char *allow_different; /* or NULL */
     int64_t check_replicas; /* steps between two comparisons of all ranks; 0: none */
     bool stop_on_spike;
@@ -37,6 +37,7 @@ typedef struct tr__plan {
     (&(const tr__plan){.model = (o)->model, .group = (o)->group, .micro_batch = (o)->micro_batch,                        \
         .warmup_steps = (o)->warmup_steps, .seed = (o)->seed, .resume = (o)->resume, .autocast = (o)->autocast,          \
         .optimizer = (o)->optimizer, .user = (o)->user, .step_in_backward = (o)->step_in_backward,                       \
+        .step_after_backward = (o)->step_after_backward,                                                                 \
         .allow_different = (o)->allow_different, .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),           \
         .stop_on_spike = (o)->stop_on_spike, __VA_ARGS__})
 
@@ -78,6 +79,7 @@ struct tr_trainer {
     int64_t items;              /* in a sample */
     tr_module *net;             /* kept; the model, or DDP around it */
     tr_optimizer *optimizer;    /* kept */
+    bool in_backward;           /* it steps there */
     tr_device device;           /* of the model, or where it begins */
     int rank, world_size;
     int64_t first, share;       /* this rank's samples of each batch: [first, first + share) */
@@ -118,7 +120,8 @@ bool tr__trainer_may_differ(const tr_trainer *trainer, const char *name);
 /* A batch's mean loss, of the model or DDP around it. */
 tr_tensor *tr__trainer_loss(const tr_trainer *trainer, tr_module *net, tr_tensor *x, tr_tensor *y);
 
-/* Forward and backward of n samples from this rank's sample `at` on, exchange: and the ranks' gradients are averaged.
+/* Forward and backward of n samples from this rank's sample `at` on, exchange: and the ranks' gradients are averaged, or, where the
+ * optimizer steps in backward, used up.
  * Adds the samples' part of the batch's loss to *loss. */
 tr_status tr__trainer_learn(tr_trainer *trainer, int64_t at, int64_t n, bool exchange, double *loss);
 

@@ -109,7 +109,6 @@ refuses 'it ended before its work was done' --peer "sleep $mark & echo ready; re
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
 refuses '--model takes one of nano, gpt-mini, gpt2, bert-tiny, bert-base, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5
-refuses '--step-in-backward: ranks average gradients' --step-in-backward --ranks 2
 refuses '--seq: the samples of mlp are no sequences' --model mlp
 "$TRIREME" bench model --model resnet18 --size 32 --batch 2 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
     fail "exit code $?"
@@ -119,8 +118,10 @@ awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 4.2e8 && f < 4.5e8) }' |
 ! "$TRIREME" bench model --model lenet --size 32 >out 2>err && grep -q 'the samples of lenet are 28 x 28' err ||
     fail "LeNet took another size"
 
-bench --step-in-backward && grep -q '"step_in_backward":.*true' r.json && grep -q 'updates in backward' out ||
+bench && grep -q '"step_in_backward":.*true' r.json && grep -q 'updates in backward' out ||
     fail "no steps in backward: $(cat out err r.json)"
+bench --step-after-backward && grep -q '"step_in_backward":.*false' r.json && ! grep -q 'updates in backward' out ||
+    fail "no steps after backward: $(cat out err r.json)"
 
 bench --bf16-state && grep -q '"bf16_state":.*true' r.json && grep -q 'state in bf16' out || fail "no state in bf16: $(cat out err r.json)"
 

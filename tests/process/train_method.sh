@@ -43,12 +43,15 @@ train --resume --plain --threads 1 --ranks 2 --out lion
 awk -F , 'NR > 1 { n++; if ($3 > most) most = $3 } END { exit !(n == 12 && most <= 1e-4) }' lion/metrics.csv ||
     fail "not twelve steps at Lion's rate: $(cut -d , -f 3 lion/metrics.csv)"
 
-# Updates in backward are those after it, also where a run goes on without them, and with blocks that are computed again.
-train $tiny --steps 8 --clip 0 --out after
+# Updates in backward are those after it, which a norm that nothing exceeds asks for, also where a run goes on elsewhere, and
+# with blocks that are computed again.
+train $tiny --steps 8 --clip 1e9 --out after
 train $tiny --steps 8 --clip 0 --step-in-backward --recompute --stop-at 5 --out in
 train --resume --plain --threads 1 --out in
+train $tiny --steps 8 --clip 0 --out default
 losses after >expected
 losses in | diff expected - >out || fail "steps in backward change the losses: $(cat out)"
+losses default | diff expected - >out || fail "steps without clipping change the losses: $(cat out)"
 refuses 1 "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0" gpt $tiny --step-in-backward
 refuses 1 "it takes one rank" gpt $tiny --clip 0 --step-in-backward --ranks 2
 refuses 1 "cannot be added up: a micro_batch of 4, the whole batch, not 2" gpt $tiny --clip 0 --step-in-backward --micro-batch 2 --out m
