@@ -330,7 +330,7 @@ typedef tr_tensor *(*tr_forward_function)(tr_module *self, tr_tensor *const *inp
  * replicas that run at the same time. */
 TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward_function forward);
 /* The same with 1 to TR_MODULE_OUTPUTS outputs. forward sets them all; an output in error, or else a status that is not
- * TR_OK, is its failure. Wrappers other than tr_ddp() pass the first output on; such a module cannot be recomputed (tr_set_recompute()). */
+ * TR_OK, is its failure. Wrappers other than tr_ddp() pass the first output on. */
 #define TR_MODULE_OUTPUTS 8
 typedef tr_status (*tr_forward_many_function)(tr_module *self, tr_tensor *const *inputs, int n, tr_tensor **outputs);
 TR_API tr_module *tr_module_new_many(const char *name, size_t state_bytes, int outputs, tr_forward_many_function forward);

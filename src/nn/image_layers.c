@@ -36,25 +36,15 @@ static tr_module *pool2d_new(const char *name, const tr_pool2d_layer_options *o,
     return module;
 }
 
-tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *options)
-{
-    return pool2d_new("max_pool2d", options, tr_max_pool2d_with);
-}
-
-tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options)
-{
-    return pool2d_new("avg_pool2d", options, tr_avg_pool2d_with);
-}
-
-tr_module *tr_max_pool1d_layer_with(const tr_pool1d_layer_options *options)
-{
-    return pool2d_new("max_pool1d", options, tr_max_pool1d_with);
-}
-
-tr_module *tr_avg_pool1d_layer_with(const tr_pool1d_layer_options *options)
-{
-    return pool2d_new("avg_pool1d", options, tr_avg_pool1d_with);
-}
+#define POOL(name)                                                             \
+    tr_module *tr_##name##_layer_with(const tr_pool2d_layer_options *options)  \
+    {                                                                          \
+        return pool2d_new(#name, options, tr_##name##_with);                   \
+    }
+POOL(max_pool2d)
+POOL(avg_pool2d)
+POOL(max_pool1d)
+POOL(avg_pool1d)
 
 typedef struct adaptive_pool {
     int64_t height, width; /* of the output */

@@ -96,76 +96,63 @@ tr_module *tr_embedding_with(const tr_embedding_options *o)
     return tr_escape(module);
 }
 
-/* ---- Layer norm -------------------------------------------------------------------------------------------------- */
+/* ---- Layer norm, RMS norm, group norm ---------------------------------------------------------------------------- */
 
-typedef struct layer_norm {
-    tr_tensor *weight, *bias; /* [dim] */
+typedef struct norm {
+    tr_tensor *weight, *bias; /* [dim], of group norms [channels]; RMS norms have no bias */
+    int64_t groups;           /* of group norms */
     double eps;
-} layer_norm;
+} norm;
 
-/* x: [..., dim] -> [..., dim] */
+/* x: [..., dim] -> as x */
 static tr_tensor *layer_norm_forward(tr_module *self, tr_tensor *x)
 {
-    const layer_norm *l = self->state;
+    const norm *l = self->state;
     return tr_layer_norm_op(x, l->weight, l->bias, l->eps);
+}
+
+/* x: [..., dim] -> as x */
+static tr_tensor *rms_norm_forward(tr_module *self, tr_tensor *x)
+{
+    const norm *l = self->state;
+    return tr_rms_norm_op(x, l->weight, l->eps);
+}
+
+/* x: [batch, channels, …] -> as x */
+static tr_tensor *group_norm_forward(tr_module *self, tr_tensor *x)
+{
+    const norm *l = self->state;
+    return tr_group_norm_op(x, l->groups, l->weight, l->bias, l->eps);
+}
+
+/* groups 0: not a group norm. */
+static tr_module *norm_new(const char *name, tr_tensor *(*forward)(tr_module *self, tr_tensor *x), int64_t size, int64_t groups,
+    double eps, tr_dtype dtype)
+{
+    if (!(eps >= 0)) return tr_module_fail(TR_INVALID, "%s: eps must not be negative, it is %g", name, eps);
+    TR_SCOPE;
+    tr_module *module = tr__layer_new(name, sizeof(norm), forward);
+    norm *l = tr_module_state(module);
+    if (!l) return tr_escape(module);
+    l->groups = groups;
+    l->eps = eps;
+    if (groups) tr_module_detail(module, "groups %" PRId64 ", eps %.9g", groups, eps);
+    else tr_module_detail(module, "eps %.9g", eps);
+    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(size), .dtype = dtype));
+    if (forward != rms_norm_forward) l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(size), .dtype = dtype));
+    return tr_escape(module);
 }
 
 tr_module *tr_layer_norm_with(const tr_layer_norm_options *o)
 {
     if (o->dim < 1) return tr_module_fail(TR_INVALID, "layer_norm: dim must be positive, not %" PRId64, o->dim);
-    if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "layer_norm: eps must not be negative, it is %g", o->eps);
-    TR_SCOPE;
-    tr_module *module = tr__layer_new("layer_norm", sizeof(layer_norm), layer_norm_forward);
-    layer_norm *l = tr_module_state(module);
-    if (!l) return tr_escape(module);
-    l->eps = TR__OR(o, eps, 1e-5);
-    tr_module_detail(module, "eps %.9g", l->eps);
-    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
-    l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->dim), .dtype = o->dtype));
-    return tr_escape(module);
-}
-
-/* ---- RMS norm ---------------------------------------------------------------------------------------------------- */
-
-typedef struct rms_norm {
-    tr_tensor *weight; /* [dim] */
-    double eps;
-} rms_norm;
-
-/* x: [..., dim] -> [..., dim] */
-static tr_tensor *rms_norm_forward(tr_module *self, tr_tensor *x)
-{
-    const rms_norm *l = self->state;
-    return tr_rms_norm_op(x, l->weight, l->eps);
+    return norm_new("layer_norm", layer_norm_forward, o->dim, 0, TR__OR(o, eps, 1e-5), o->dtype);
 }
 
 tr_module *tr_rms_norm_with(const tr_rms_norm_options *o)
 {
     if (o->dim < 1) return tr_module_fail(TR_INVALID, "rms_norm: dim must be positive, not %" PRId64, o->dim);
-    if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "rms_norm: eps must not be negative, it is %g", o->eps);
-    TR_SCOPE;
-    tr_module *module = tr__layer_new("rms_norm", sizeof(rms_norm), rms_norm_forward);
-    rms_norm *l = tr_module_state(module);
-    if (!l) return tr_escape(module);
-    l->eps = TR__OR(o, eps, 1e-6);
-    tr_module_detail(module, "eps %.9g", l->eps);
-    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->dim), .dtype = o->dtype));
-    return tr_escape(module);
-}
-
-/* ---- Group norm -------------------------------------------------------------------------------------------------- */
-
-typedef struct group_norm {
-    tr_tensor *weight, *bias; /* [channels] */
-    int64_t groups;
-    double eps;
-} group_norm;
-
-/* x: [batch, channels, …] -> as x */
-static tr_tensor *group_norm_forward(tr_module *self, tr_tensor *x)
-{
-    const group_norm *l = self->state;
-    return tr_group_norm_op(x, l->groups, l->weight, l->bias, l->eps);
+    return norm_new("rms_norm", rms_norm_forward, o->dim, 0, TR__OR(o, eps, 1e-6), o->dtype);
 }
 
 tr_module *tr_group_norm_with(const tr_group_norm_options *o)
@@ -173,17 +160,7 @@ tr_module *tr_group_norm_with(const tr_group_norm_options *o)
     if (o->groups < 1 || o->channels < 1 || o->channels % o->groups)
         return tr_module_fail(TR_INVALID, "group_norm: %" PRId64 " channels do not divide into %" PRId64 " groups",
             o->channels, o->groups);
-    if (!(o->eps >= 0)) return tr_module_fail(TR_INVALID, "group_norm: eps must not be negative, it is %g", o->eps);
-    TR_SCOPE;
-    tr_module *module = tr__layer_new("group_norm", sizeof(group_norm), group_norm_forward);
-    group_norm *l = tr_module_state(module);
-    if (!l) return tr_escape(module);
-    l->groups = o->groups;
-    l->eps = TR__OR(o, eps, 1e-5);
-    tr_module_detail(module, "groups %" PRId64 ", eps %.9g", l->groups, l->eps);
-    l->weight = tr_module_parameter(module, "weight", tr_ones(TR_SHAPE(o->channels), .dtype = o->dtype));
-    l->bias = tr_module_parameter(module, "bias", tr_zeros(TR_SHAPE(o->channels), .dtype = o->dtype));
-    return tr_escape(module);
+    return norm_new("group_norm", group_norm_forward, o->channels, o->groups, TR__OR(o, eps, 1e-5), o->dtype);
 }
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */

@@ -267,9 +267,12 @@ static tr_tensor *with_path(tr_module *module, const tr_tensor *in_error)
     return output;
 }
 
-static tr_tensor *run_forward(tr_tensor *const *inputs, int n, void *module)
+static tr_status run_forward(tr_tensor *const *inputs, int n, void *user, tr_tensor **outputs)
 {
-    return ((tr_module *)module)->forward(module, inputs, n);
+    tr_module *module = user;
+    if (module->many) return module->many(module, inputs, n, outputs);
+    outputs[0] = module->forward(module, inputs, n);
+    return tr_status_of(outputs[0]);
 }
 
 tr_status tr_set_recompute(tr_module *module, bool on)
@@ -284,14 +287,10 @@ tr_status tr_set_recompute(tr_module *module, bool on)
 static void forward(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs)
 {
     TR_SCOPE;
-    tr_status status = TR_OK;
-    if (module->many && module->recompute)
-        status = tr__fail(TR_UNSUPPORTED, "a module with several outputs cannot be recomputed");
-    else if (module->many)
-        status = module->many(module, inputs, n, outputs);
-    else
-        outputs[0] = module->recompute ? tr__segment_run(run_forward, inputs, n, module, module)
-                                       : module->forward(module, inputs, n);
+    _Static_assert((int)TR_MODULE_OUTPUTS == (int)TR__SEGMENT_OUTPUTS, "a segment has room for a module's outputs");
+    tr__segment_code code = {.many = run_forward, .user = module, .held = module};
+    tr_status status = module->recompute ? tr__segment_run(code, inputs, n, outputs, module->n_outputs)
+                                         : run_forward(inputs, n, module, outputs);
     tr_tensor *failed = NULL;
     for (int i = 0; i < module->n_outputs && !failed; i++)
         if (outputs[i] && tr__bad(outputs[i])) failed = outputs[i];

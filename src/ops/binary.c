@@ -39,27 +39,31 @@ static void give(tr_backward_call *call, int i, tr_tensor *gradient)
     call->grad_inputs[i] = tr__sum_to(gradient, tr__input_shape(call, i));
 }
 
-tr_status tr__add_backward(tr_backward_call *call)
+/* g where a is not less than b, half of it where they are equal: where one is NaN, so is the result, and both get g. */
+static tr_tensor *where_not_less(tr_tensor *g, tr_tensor *a, tr_tensor *b)
 {
-    tr_tensor *g = call->grad_outputs[0];
-    if (call->needs[0]) give(call, 0, g);
-    if (call->needs[1]) give(call, 1, g);
-    return TR_OK;
+    return tr_apply(tr__op(maximum_grad), NULL, (tr_tensor *[]){g, a, b}, 3, NULL);
 }
+
+#define BACKWARD(name, of_a, of_b)                                                                     \
+    tr_status tr__##name##_backward(tr_backward_call *call)                                            \
+    {                                                                                                  \
+        tr_tensor *g = call->grad_outputs[0], *a = call->inputs[0], *b = call->inputs[1];              \
+        (void)a, (void)b;                                                                              \
+        if (call->needs[0]) give(call, 0, of_a);                                                       \
+        if (call->needs[1]) give(call, 1, of_b);                                                       \
+        return TR_OK;                                                                                  \
+    }
+BACKWARD(add, g, g)
+BACKWARD(mul, tr_mul(g, b), tr_mul(g, a))
+BACKWARD(maximum, where_not_less(g, a, b), where_not_less(g, b, a))
+BACKWARD(minimum, where_not_less(g, b, a), where_not_less(g, a, b))
 
 tr_status tr__sub_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0];
     if (call->needs[0]) give(call, 0, g);
     if (call->needs[1]) call->grad_inputs[1] = tr_neg(tr__sum_to(g, tr__input_shape(call, 1)));
-    return TR_OK;
-}
-
-tr_status tr__mul_backward(tr_backward_call *call)
-{
-    tr_tensor *g = call->grad_outputs[0];
-    if (call->needs[0]) give(call, 0, tr_mul(g, call->inputs[1]));
-    if (call->needs[1]) give(call, 1, tr_mul(g, call->inputs[0]));
     return TR_OK;
 }
 
@@ -70,28 +74,6 @@ tr_status tr__div_backward(tr_backward_call *call)
     tr_tensor *by_a = tr_div(g, b);
     if (call->needs[0]) give(call, 0, by_a);
     if (call->needs[1]) give(call, 1, tr_neg(tr_mul(by_a, tr_div(a, b))));
-    return TR_OK;
-}
-
-/* g where a is not less than b, half of it where they are equal: where one is NaN, so is the result, and both get g. */
-static tr_tensor *where_not_less(tr_tensor *g, tr_tensor *a, tr_tensor *b)
-{
-    return tr_apply(tr__op(maximum_grad), NULL, (tr_tensor *[]){g, a, b}, 3, NULL);
-}
-
-tr_status tr__maximum_backward(tr_backward_call *call)
-{
-    tr_tensor *g = call->grad_outputs[0], *a = call->inputs[0], *b = call->inputs[1];
-    if (call->needs[0]) give(call, 0, where_not_less(g, a, b));
-    if (call->needs[1]) give(call, 1, where_not_less(g, b, a));
-    return TR_OK;
-}
-
-tr_status tr__minimum_backward(tr_backward_call *call)
-{
-    tr_tensor *g = call->grad_outputs[0], *a = call->inputs[0], *b = call->inputs[1];
-    if (call->needs[0]) give(call, 0, where_not_less(g, b, a));
-    if (call->needs[1]) give(call, 1, where_not_less(g, a, b));
     return TR_OK;
 }
 

@@ -226,30 +226,17 @@ typedef struct job {
     const reduction *reduction;
 } job;
 
-static void add_floats(seen *s, const double *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) s->sum += x[i];
-}
-
-static void add_integers(seen *s, const int64_t *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) s->isum = (int64_t)((uint64_t)s->isum + (uint64_t)x[i]);
-}
-
-static void add_squares(seen *s, const double *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) s->sum += x[i] * x[i];
-}
-
-static void multiply_floats(seen *s, const double *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) s->sum *= x[i];
-}
-
-static void multiply_integers(seen *s, const int64_t *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) s->isum = (int64_t)((uint64_t)s->isum * (uint64_t)x[i]);
-}
+/* Integers wrap around. */
+#define LOOK(name, type, statement)                                                    \
+    static void name(seen *s, const type *x, int64_t n)                                \
+    {                                                                                  \
+        for (int64_t i = 0; i < n; i++) statement;                                     \
+    }
+LOOK(add_floats, double, s->sum += x[i])
+LOOK(add_squares, double, s->sum += x[i] * x[i])
+LOOK(multiply_floats, double, s->sum *= x[i])
+LOOK(add_integers, int64_t, s->isum = (int64_t)((uint64_t)s->isum + (uint64_t)x[i]))
+LOOK(multiply_integers, int64_t, s->isum = (int64_t)((uint64_t)s->isum * (uint64_t)x[i]))
 
 /* NaN is larger than everything, as in PyTorch. */
 static void top_floats(seen *s, const double *x, int64_t n)

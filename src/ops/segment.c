@@ -27,9 +27,7 @@ typedef struct noted_leaf {
 struct tr__recompute_segment {
     atomic_int refs;
     pthread_mutex_t lock; /* of the slots: backwards on several threads may share a graph */
-    tr__segment_function function;
-    void *user;
-    void *held; /* a reference to an object */
+    tr__segment_code code; /* with a reference to what it holds */
     tr_dtype autocast;
     int n_inputs;
     input *inputs;
@@ -73,7 +71,7 @@ static void drop_segment(tr__recompute_segment *s, tr__node **unreferenced)
         tr__unref(s->inputs[i].edge.leaf);
     }
     drop_leaves(s);
-    tr__unref(s->held);
+    tr__unref(s->code.held);
     pthread_mutex_destroy(&s->lock);
     free(s->inputs);
     free(s->slots);
@@ -95,7 +93,7 @@ static tr_status keep_input(input *in, tr_tensor *x)
     return tr__saved_set(&in->value, x, true);
 }
 
-static tr__recompute_segment *new_segment(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held)
+static tr__recompute_segment *new_segment(tr__segment_code code, tr_tensor *const *inputs, int n)
 {
     tr__recompute_segment *s = calloc(1, sizeof *s);
     input *room = calloc((size_t)n + 1, sizeof *room);
@@ -105,8 +103,8 @@ static tr__recompute_segment *new_segment(tr__segment_function f, tr_tensor *con
         tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
         return NULL;
     }
-    *s = (tr__recompute_segment){.function = f, .user = user, .held = held ? tr__ref(held) : NULL, .inputs = room, .n_inputs = n,
-        .autocast = tr_autocast()};
+    *s = (tr__recompute_segment){.code = code, .inputs = room, .n_inputs = n, .autocast = tr_autocast()};
+    tr__ref(code.held);
     atomic_init(&s->refs, 1);
     pthread_mutex_init(&s->lock, NULL);
     tr_status status = TR_OK;
@@ -118,22 +116,36 @@ static tr__recompute_segment *new_segment(tr__segment_function f, tr_tensor *con
     return NULL;
 }
 
-tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held)
+static tr_status call(const tr__segment_code *f, tr_tensor *const *inputs, int n, tr_tensor **outputs)
 {
-    for (int i = 0; i < n; i++)
-        if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
-    TR_SCOPE;
-    if (!tr__grad_mode()) return tr_escape(f(inputs, n, user));
-    tr__recompute_segment *s = new_segment(f, inputs, n, user, held);
-    if (!s) return tr_escape(tr__tensor_failed());
+    if (f->many) return f->many(inputs, n, f->user, outputs);
+    outputs[0] = f->one(inputs, n, f->user);
+    return tr_status_of(outputs[0]);
+}
+
+static tr_status run_recorded(tr__segment_code f, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs)
+{
+    tr__recompute_segment *s = new_segment(f, inputs, n);
+    if (!s) {
+        for (int i = 0; i < n_outputs; i++) outputs[i] = tr__tensor_failed();
+        return tr_status_of(outputs[0]);
+    }
     run r = {.segment = s, .outer = running};
     running = &r;
-    tr_tensor *y = f(inputs, n, user);
+    tr_status status = call(&f, inputs, n, outputs);
     running = r.outer;
     tr__node *unreferenced = NULL;
     drop_segment(s, &unreferenced); /* the nodes have it */
     tr__nodes_free(unreferenced);
-    return tr_escape(y);
+    return status;
+}
+
+tr_status tr__segment_run(tr__segment_code f, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs)
+{
+    TR_SCOPE;
+    tr_status status = tr__grad_mode() ? run_recorded(f, inputs, n, outputs, n_outputs) : call(&f, inputs, n, outputs);
+    for (int i = 0; i < n_outputs; i++) outputs[i] = tr_escape(outputs[i]);
+    return status;
 }
 
 bool tr__segment_runs(void)
@@ -272,7 +284,8 @@ static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool as
     bool grad = tr__grad_mode_set(true);
     tr_dtype autocast = tr_set_autocast(s->autocast);
     running = &r;
-    tr_status status = tr_status_of(s->function(inputs, s->n_inputs, s->user));
+    tr_tensor *outputs[TR__SEGMENT_OUTPUTS] = {NULL};
+    tr_status status = call(&s->code, inputs, s->n_inputs, outputs);
     running = outer;
     tr__grad_mode_set(grad);
     tr_set_autocast(autocast);

@@ -16,10 +16,17 @@
 
 #include "ops/node.h"
 
-typedef tr_tensor *(*tr__segment_function)(tr_tensor *const *inputs, int n, void *user);
+/* What f is: a function of one output, or of several, which sets them all. */
+enum { TR__SEGMENT_OUTPUTS = 8 };
+typedef struct tr__segment_code {
+    tr_tensor *(*one)(tr_tensor *const *inputs, int n, void *user);
+    tr_status (*many)(tr_tensor *const *inputs, int n, void *user, tr_tensor **outputs); /* NULL: one */
+    void *user;
+    void *held; /* an object that it needs, referenced as long as f may run again; or NULL */
+} tr__segment_code;
 
-/* Runs f as a segment. held: an object that f needs, referenced as long as f may run again; or NULL. */
-tr_tensor *tr__segment_run(tr__segment_function f, tr_tensor *const *inputs, int n, void *user, void *held);
+/* Runs f as a segment. outputs, of which there are n_outputs, are what f sets; after a failure of the segment's own in error. */
+tr_status tr__segment_run(tr__segment_code f, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs);
 /* Does this thread run a segment, for the first time or again? */
 bool tr__segment_runs(void);
 /* Does this thread run a segment again, for backward? */

@@ -210,48 +210,21 @@ tr_status tr__clamp_infer(tr_op_call *call)
 
 /* ---- Gradients that are compositions --------------------------------------------------------------------------- */
 
-tr_status tr__affine_backward(tr_backward_call *call)
-{
-    const tr_affine_attrs *a = call->attrs;
-    call->grad_inputs[0] = tr_affine(call->grad_outputs[0], a->scale, 0);
-    return TR_OK;
-}
-
-tr_status tr__neg_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_neg(call->grad_outputs[0]);
-    return TR_OK;
-}
-
-tr_status tr__exp_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_mul(call->grad_outputs[0], call->outputs[0]);
-    return TR_OK;
-}
-
-tr_status tr__log_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_div(call->grad_outputs[0], call->inputs[0]);
-    return TR_OK;
-}
-
-tr_status tr__sqrt_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_div(tr_affine(call->grad_outputs[0], 0.5, 0), call->outputs[0]);
-    return TR_OK;
-}
-
-tr_status tr__sin_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_mul(call->grad_outputs[0], tr_cos(call->inputs[0]));
-    return TR_OK;
-}
-
-tr_status tr__cos_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_neg(tr_mul(call->grad_outputs[0], tr_sin(call->inputs[0])));
-    return TR_OK;
-}
+#define BACKWARD(name, gradient)                                                                              \
+    tr_status tr__##name##_backward(tr_backward_call *call)                                                   \
+    {                                                                                                         \
+        tr_tensor *g = call->grad_outputs[0], *x = call->inputs[0], *y = call->outputs[0];                    \
+        (void)x, (void)y;                                                                                     \
+        call->grad_inputs[0] = gradient;                                                                      \
+        return TR_OK;                                                                                         \
+    }
+BACKWARD(affine, tr_affine(g, ((const tr_affine_attrs *)call->attrs)->scale, 0))
+BACKWARD(neg, tr_neg(g))
+BACKWARD(exp, tr_mul(g, y))
+BACKWARD(log, tr_div(g, x))
+BACKWARD(sqrt, tr_div(tr_affine(g, 0.5, 0), y))
+BACKWARD(sin, tr_mul(g, tr_cos(x)))
+BACKWARD(cos, tr_neg(tr_mul(g, tr_sin(x))))
 
 /* Of x^0, which is 1 everywhere, it is 0 everywhere. */
 tr_status tr__pow_backward(tr_backward_call *call)

@@ -137,6 +137,33 @@ static void nested_blocks_give_the_same_bits(void **state)
     assert_same_gradients(make_net(false), net);
 }
 
+/* An LSTM has three outputs, and a dropout within: two of them go on, and of one the gradient does not arrive. */
+static float *gradients_of_lstm(bool recompute, int64_t *n)
+{
+    TR_SCOPE;
+    tr_module *net = tr_lstm(3, 4, .layers = 2, .dropout = 0.5, .seed = 5);
+    TR_CHECK(tr_set_recompute(net, recompute));
+    TR_CHECK(tr_seed(net, 7, .step = 3));
+    tr_tensor *x = tr_randn(1, TR_SHAPE(2, 5, 3)), *y[3];
+    TR_CHECK(tr_forward_many(net, &x, 1, y, 3));
+    TR_CHECK(tr_seed(net, 8, .step = 4));
+    TR_CHECK(tr_backward(tr_add(tr_sum(tr_mul(y[0], y[0])), tr_sum(y[2]))));
+    float *to = calloc(MOST, sizeof *to);
+    *n = gradients(net, to);
+    return to;
+}
+
+static void modules_of_several_outputs(void **state)
+{
+    (void)state;
+    int64_t kept = 0, recomputed = 0;
+    float *a = gradients_of_lstm(false, &kept), *b = gradients_of_lstm(true, &recomputed);
+    assert_true(kept > 0 && kept == recomputed);
+    assert_memory_equal(a, b, (size_t)kept * sizeof *a);
+    free(a);
+    free(b);
+}
+
 /* f = sum over attention and products of both inputs, one of which is a parameter. */
 static tr_tensor *attend(tr_tensor *const *inputs, int n, void *calls)
 {
@@ -300,6 +327,7 @@ int main(void)
         cmocka_unit_test(peak_memory_is_lower), /* first, as the peak never falls */
         cmocka_unit_test(blocks_give_the_same_bits),
         cmocka_unit_test(nested_blocks_give_the_same_bits),
+        cmocka_unit_test(modules_of_several_outputs),
         cmocka_unit_test(functions_of_tensors),
         cmocka_unit_test(batch_norms_move_their_statistics_once),
         cmocka_unit_test(ddp_gives_the_same_bits),

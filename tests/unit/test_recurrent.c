@@ -142,8 +142,6 @@ static void a_module_has_several_outputs(void **state)
     assert_failed(tr_forward_many(m, &y[0], 1, y, 2), TR_SHAPE, "halves: ");
     assert_failed(tr_forward_many(tr_module_new_many("forgets", 0, 2, forgets_one), &x, 1, y, 2), TR_INVALID,
         "forgets: its forward left an output NULL");
-    TR_CHECK(tr_set_recompute(m, true));
-    assert_failed(tr_forward_many(m, &x, 1, y, 2), TR_UNSUPPORTED, "halves: a module with several outputs cannot be recomputed");
     assert_failed(tr_status_of(tr_module_new_many("none", 0, 9, halves)), TR_INVALID, "none: a module has a forward and 1 to 8 outputs, not 9");
     assert_failed(tr_forward_many(tr_relu_layer(), &x, 1, y, 2), TR_INVALID, "activation: it has 1 outputs, not 2");
 }

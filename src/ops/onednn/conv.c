@@ -322,17 +322,6 @@ static tr_status to_weight(tasks *t, const tr_op_call *call)
     return call->outputs[1] ? sum_up(t, weights, call->outputs[1], attrs->accumulate_bias) : TR_OK;
 }
 
-/* Whether it has kernels for these instructions on this machine: bits, of which later machines have those of earlier ones. */
-static bool has(dnnl_cpu_isa_t instructions)
-{
-    return ((unsigned)tr__onednn_isa() & (unsigned)instructions) == (unsigned)instructions;
-}
-
-bool tr__onednn_has_matrix_units(void)
-{
-    return has(dnnl_cpu_isa_avx512_core_amx);
-}
-
 tr_status tr__onednn_conv(tr_op_call *call)
 {
     /* f64, the gradient of a bias alone, and nothing to do are left to the reference. */
@@ -344,7 +333,7 @@ tr_status tr__onednn_conv(tr_op_call *call)
     tr_device device = tr__device_of(out);
     tasks t = {.r.s = s, .index = device.index};
     t.r.kind = forward ? TR__DNNL_CONV_FORWARD : input ? TR__DNNL_CONV_GRAD_INPUT : TR__DNNL_CONV_GRAD_WEIGHT;
-    t.r.dtype = (forward || input) && out->dtype == TR_BF16 && has(dnnl_cpu_isa_avx512_core_bf16) ? TR_BF16 : TR_F32;
+    t.r.dtype = (forward || input) && out->dtype == TR_BF16 && tr__onednn_has(dnnl_cpu_isa_avx512_core_bf16) ? TR_BF16 : TR_F32;
     t.r.with_bias = forward ? call->inputs[2] != NULL : !input && call->outputs[1] != NULL;
     t.part = part_of(&t.r);
     TR_SCOPE;

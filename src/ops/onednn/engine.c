@@ -50,6 +50,16 @@ dnnl_cpu_isa_t tr__onednn_isa(void)
     return dnnl_get_effective_cpu_isa();
 }
 
+bool tr__onednn_has(dnnl_cpu_isa_t instructions)
+{
+    return ((unsigned)tr__onednn_isa() & (unsigned)instructions) == (unsigned)instructions;
+}
+
+bool tr__onednn_has_matrix_units(void)
+{
+    return tr__onednn_has(dnnl_cpu_isa_avx512_core_amx);
+}
+
 char *tr__onednn_text(char text[TR__ONEDNN_TEXT])
 {
     static const char prefix[] = "cpu_isa_";

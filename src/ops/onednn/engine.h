@@ -16,6 +16,8 @@ void tr__onednn_leave(int threads);
 
 /* The instructions that oneDNN uses, at most those that TRIREME_ISA allows. */
 dnnl_cpu_isa_t tr__onednn_isa(void);
+/* Whether it has kernels for these on this machine: bits, of which later machines have those of earlier ones. */
+bool tr__onednn_has(dnnl_cpu_isa_t instructions);
 
 /* What the library of that version would say, as a Trireme failure. what: the call or the op. */
 tr_status tr__onednn_fail(dnnl_status_t status, const char *what);

@@ -1,6 +1,6 @@
 /*
  * Products by oneDNN, on one thread per task: f32 by its sgemm, bf16 and f16 by matmul primitives. The longer side of c is
- * split into tasks of a size that does not depend on the number of threads, so neither do the results; k is never split.
+ * split into tasks of a size that does not depend on the number of threads, so neither do the results; nor does a split of k.
  */
 #include "ops/onednn/engine.h"
 #include "ops/onednn/kernels.h"
@@ -8,8 +8,10 @@
 
 #include <string.h>
 
-/* Of c's longer side, per task. oneDNN packs the other operand anew for each, so not too little. */
-enum { TASK = 512 };
+/* TASK: of c's longer side, per task. oneDNN packs the other operand anew for each, so not too little.
+ * DEPTH: terms that its sgemm for SSE 4.1 gets at once. It adds them one after the other in a single float, whose error grows with
+ * their number: 40,000 terms were off by 7e-6 of their sum. The kernels for later machines add up blocks by themselves. */
+enum { TASK = 512, DEPTH = 1024 };
 
 /* A matrix as oneDNN takes it: rows, or with 'T' columns, that are contiguous and ld apart. */
 typedef struct operand {
@@ -43,6 +45,7 @@ typedef struct tasks {
     tr_device device;
     bool by_rows;
     int64_t splits;         /* of one product */
+    int64_t depth;          /* of one call of sgemm */
     tr__primitive *matmul[2]; /* not for f32: of a full task, and of the last one of a product */
     atomic_int status;      /* of oneDNN */
 } tasks;
@@ -82,8 +85,23 @@ static dnnl_status_t run_f32(const tasks *work, const block *t)
         if (residual) residual += t->residual_row;
     }
     float beta = bias || residual || work->p->accumulate ? 1 : 0;
-    return dnnl_sgemm(work->a.transposed, work->b.transposed, t->m, t->n, t->k, 1, (const float *)t->a, work->a.ld,
-        (const float *)t->b, work->b.ld, beta, (float *)t->c, work->c.ld);
+    const float *a = (const float *)t->a, *b = (const float *)t->b;
+    int64_t depth = t->k < work->depth ? t->k : work->depth;
+    dnnl_status_t status = dnnl_sgemm(work->a.transposed, work->b.transposed, t->m, t->n, depth, 1, a, work->a.ld, b, work->b.ld,
+        beta, (float *)t->c, work->c.ld);
+    if (depth == t->k || status != dnnl_success) return status;
+    /* The other terms apart: with beta 1 it would go on from what c holds, one term after the other. */
+    size_t bytes = sizeof(float) * (size_t)(t->m * t->n);
+    float *sums = tr__cpu_alloc(work->device.index, bytes);
+    if (!sums) return dnnl_out_of_memory;
+    for (int64_t k = depth; k < t->k && status == dnnl_success; k += depth) {
+        status = dnnl_sgemm(work->a.transposed, work->b.transposed, t->m, t->n, t->k - k < depth ? t->k - k : depth, 1,
+            a + offset(work->a, 0, k), work->a.ld, b + offset(work->b, k, 0), work->b.ld, 0, sums, t->n);
+        for (int64_t i = 0; i < t->m; i++)
+            for (int64_t j = 0; j < t->n; j++) ((float *)t->c)[i * work->c.ld + j] += sums[i * t->n + j];
+    }
+    tr__cpu_free(work->device.index, sums, bytes);
+    return status;
 }
 
 static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **matmul)
@@ -141,6 +159,7 @@ tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device)
     if (!fits(p, &work)) return TR_DECLINED;
     int64_t m = p->a.row.n, n = p->b.column.n;
     work.by_rows = m >= n;
+    work.depth = tr__onednn_has(dnnl_cpu_isa_avx2) ? p->a.column.n : DEPTH;
     work.splits = ((work.by_rows ? m : n) + TASK - 1) / TASK;
     tr_status status = TR_OK;
     if (p->a.dtype != TR_F32) {

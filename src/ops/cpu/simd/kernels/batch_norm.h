@@ -81,24 +81,6 @@ static inline void join_moments(double *mean, double *squares, double before, do
     *squares += more_squares + apart * apart * before * share;
 }
 
-LANES_INLINE void batch_moments_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
-{
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        double *mean = j->sums + chunk * 2 * j->c, *squares = mean + j->c;
-        float *m1 = j->runs + chunk * 2 * j->c, *m2 = m1 + j->c;
-        int64_t first = chunk * j->chunk, last = first + j->chunk < j->rows ? first + j->chunk : j->rows;
-        memset(mean, 0, sizeof *mean * 2 * (size_t)j->c);
-        for (int64_t at = first, n; at < last; at += n) {
-            n = last - at < j->run ? last - at : j->run;
-            FOR_BLOCKS(j->c, run_moments(dtype, j->x, at * j->c + i, n, j->c, vectors, m, m1 + i, m2 + i););
-            double before = (double)(at - first), share = (double)n / (before + (double)n);
-            for (int64_t i = 0; i < j->c; i++)
-                join_moments(&mean[i], &squares[i], before, (double)m1[i], (double)m2[i], share);
-        }
-    }
-}
-BODY_OF_DTYPE(batch_moments, batch_job)
-
 /* Of n rows, a block of channels from x[at] and g[at] on, which are channels i and on: the sums of g and of g xhat. */
 LANES_INLINE void run_grad_sums(tr_dtype dtype, const batch_job *j, int64_t at, int64_t n, int64_t i, const int vectors,
     int64_t m, float *sums, float *products)
@@ -117,22 +99,29 @@ LANES_INLINE void run_grad_sums(tr_dtype dtype, const batch_job *j, int64_t at, 
     }
 }
 
-/* The sums of g and of g xhat over chunks of rows. */
-LANES_INLINE void batch_grad_sums_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
+/* Over chunks of rows: the moments of x; or, where there is a gradient, the sums of g and of g xhat. */
+LANES_INLINE void batch_sums_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
 {
     for (int64_t chunk = begin; chunk < end; chunk++) {
         double *sums = j->sums + chunk * 2 * j->c;
-        float *s1 = j->runs + chunk * 2 * j->c, *s2 = s1 + j->c;
+        float *r1 = j->runs + chunk * 2 * j->c, *r2 = r1 + j->c;
         int64_t first = chunk * j->chunk, last = first + j->chunk < j->rows ? first + j->chunk : j->rows;
         memset(sums, 0, sizeof *sums * 2 * (size_t)j->c);
         for (int64_t at = first, n; at < last; at += n) {
             n = last - at < j->run ? last - at : j->run;
-            FOR_BLOCKS(j->c, run_grad_sums(dtype, j, at * j->c + i, n, i, vectors, m, s1 + i, s2 + i););
-            for (int64_t i = 0; i < 2 * j->c; i++) sums[i] += (double)s1[i];
+            if (j->g) {
+                FOR_BLOCKS(j->c, run_grad_sums(dtype, j, at * j->c + i, n, i, vectors, m, r1 + i, r2 + i););
+                for (int64_t i = 0; i < 2 * j->c; i++) sums[i] += (double)r1[i];
+                continue;
+            }
+            FOR_BLOCKS(j->c, run_moments(dtype, j->x, at * j->c + i, n, j->c, vectors, m, r1 + i, r2 + i););
+            double before = (double)(at - first), share = (double)n / (before + (double)n);
+            for (int64_t i = 0; i < j->c; i++)
+                join_moments(&sums[i], &sums[j->c + i], before, (double)r1[i], (double)r2[i], share);
         }
     }
 }
-BODY_OF_DTYPE(batch_grad_sums, batch_job)
+BODY_OF_DTYPE(batch_sums, batch_job)
 
 LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *job, int64_t begin, int64_t end)
 {
@@ -165,7 +154,7 @@ static float *batch_room(batch_job *j, int vectors)
 
 static void batch_find_moments(batch_job *j, tr__pool *pool, float *mean, float *var)
 {
-    tr__pool_for(pool, batch_chunks(j), tr__row_grain(j->chunk * j->c), batch_moments, j);
+    tr__pool_for(pool, batch_chunks(j), tr__row_grain(j->chunk * j->c), batch_sums, j);
     for (int64_t chunk = 1; chunk < batch_chunks(j); chunk++) {
         const double *more = j->sums + chunk * 2 * j->c;
         int64_t before = chunk * j->chunk, n = j->rows - before < j->chunk ? j->rows - before : j->chunk;
@@ -223,7 +212,7 @@ static void batch_grad_factors(const batch_job *j, const tr_batch_norm_attrs *at
 
 static void batch_add_chunks(batch_job *j, tr__pool *pool)
 {
-    tr__pool_for(pool, batch_chunks(j), tr__row_grain(j->chunk * j->c), batch_grad_sums, j);
+    tr__pool_for(pool, batch_chunks(j), tr__row_grain(j->chunk * j->c), batch_sums, j);
     if (!j->rows) memset(j->sums, 0, sizeof(double) * 2 * (size_t)j->c);
     for (int64_t chunk = 1; chunk < batch_chunks(j); chunk++)
         for (int64_t i = 0; i < 2 * j->c; i++) j->sums[i] += j->sums[chunk * 2 * j->c + i];
