@@ -243,7 +243,8 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     int world_size = tr_world_size(group);
     if (world_size == 1) return TR_OK;
     void *all = NULL;
-    int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, facts->bytes, facts->length), *numbers = calloc((size_t)world_size, sizeof *numbers);
+    int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, facts->bytes, facts->length);
+    int64_t *numbers = calloc((size_t)world_size, sizeof *numbers);
     tr_status status = numbers ? tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64)
                                : tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
     bool alike = true;

@@ -142,7 +142,8 @@ static bool seen_before(const gathering *g, const void *object)
 
 static tr_status note_seen(gathering *g, const void *object)
 {
-    if (!tr__grow(&g->seen, g->n_seen, &g->seen_room, sizeof(void *))) return tr__fail(TR_NO_MEMORY, "dist parameters: out of memory");
+    if (!tr__grow(&g->seen, g->n_seen, &g->seen_room, sizeof(void *)))
+        return tr__fail(TR_NO_MEMORY, "dist parameters: out of memory");
     g->seen[g->n_seen++] = object;
     return TR_OK;
 }

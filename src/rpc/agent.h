@@ -4,7 +4,7 @@
  *   agent.c       making and ending it; functions; workers that are gone
  *   call.c        calls: requests that go out, and their replies
  *   answer.c      those that come in, and their replies
- *   message.h     what both need: sending, and references among values
+ *   message.c     what both need: sending, and references among values
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
  *   rings.c       messages to workers of this host: rings in shared memory
