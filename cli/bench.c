@@ -5,6 +5,7 @@
 #include "options.h"
 #include "relaunch.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,6 +135,16 @@ double tr__median(double *values, int n)
 {
     qsort(values, (size_t)n, sizeof *values, by_value);
     return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+double tr__median_ratio(const double *a, const double *b, int n)
+{
+    double *ratios = malloc((size_t)n * sizeof *ratios);
+    if (!ratios) return NAN;
+    for (int i = 0; i < n; i++) ratios[i] = a[i] / b[i];
+    double middle = tr__median(ratios, n);
+    free(ratios);
+    return middle;
 }
 
 static const struct {

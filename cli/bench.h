@@ -43,6 +43,8 @@ void tr__take_core(int rank, int world_size);
 
 /* The median of values, which are sorted. */
 double tr__median(double *values, int n);
+/* The median of a[i] / b[i]: what the machine does to both in one turn falls out. */
+double tr__median_ratio(const double *a, const double *b, int n);
 
 /* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
