@@ -44,11 +44,6 @@ static int complete_options(void *self)
     return -1;
 }
 
-static int run_rank(void *self)
-{
-    return tr__bench_rank(self);
-}
-
 static int bench_model(int argc, char **argv)
 {
     tr__bench b = {.model = "gpt-mini", .dtype = "f32", .device = "cpu", .backend = "native", .ranks = 1, .steps = 20, .warmup = 3};
@@ -85,7 +80,7 @@ static int bench_model(int argc, char **argv)
         "Times whole training steps (forward, backward, the optimizer's), beside the peak of oneDNN's own sgemm in\n"
         "the same run.",
         options, .operands = {0, 0}};
-    return tr__bench_run(&(tr__bench_job){&syntax, &b.ranks, complete_options, run_rank, &b}, argc, argv);
+    return tr__bench_run(&(tr__bench_job){&syntax, &b.ranks, complete_options, tr__bench_rank, &b}, argc, argv);
 }
 
 /* ---- All benches ------------------------------------------------------------------------------------------------- */

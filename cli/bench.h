@@ -62,8 +62,8 @@ typedef struct tr__usual {
 } tr__usual;
 const tr__usual *tr__usual_of(const char *model); /* NULL: there is no such model */
 
-/* What one rank does; rank 0 reports. Returns the exit code. */
-int tr__bench_rank(const tr__bench *bench);
+/* What one rank does with a tr__bench; rank 0 reports. Returns the exit code. */
+int tr__bench_rank(void *bench);
 
 /* What is trained: the scope's, as what it is made of. */
 typedef struct tr__workload {

@@ -8,7 +8,6 @@
 #include "clock.h"
 #include "options.h"
 
-
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>

@@ -304,9 +304,10 @@ static int run_and_report(bench_run *r)
     return code;
 }
 
-int tr__bench_rank(const tr__bench *b)
+int tr__bench_rank(void *bench)
 {
     TR_SCOPE;
+    const tr__bench *b = bench;
     bench_run r = {.bench = b, .world = 1};
     if (getenv("RANK")) {
         r.group = tr_join(.backend = b->backend);

@@ -198,16 +198,6 @@ static void put_options(tr__train *t)
     memcpy(t->options + n, shared, sizeof shared);
 }
 
-/* Returns -1 to go on, else the exit code. */
-static int read_options(tr__train *t, int argc, char **argv)
-{
-    put_options(t);
-    char about[512];
-    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops, a second one stops at once. docs/training.md says more.", t->kind->about);
-    const tr__syntax syntax = {t->command, NULL, about, t->options, .operands = {0, 0}, .given = &t->given};
-    return tr__parse(&syntax, &argc, argv);
-}
-
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
 /* When this process was made, or the `trireme train` that made it. The kernel counts in ticks since boot. */
@@ -252,7 +242,12 @@ static int train_model(tr__train *t, int argc, char **argv)
     t->has_parent = t->under_launcher && getenv(TR__TRAIN_PARENT);
     const char *content = t->has_parent ? getenv(TR__TRAIN_CONTENT) : NULL;
     if (content) snprintf(t->content, sizeof t->content, "%s", content);
-    int status = read_options(t, argc, argv);
+    put_options(t);
+    char about[512];
+    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops, a second one stops at once. docs/training.md says more.",
+             t->kind->about);
+    const tr__syntax syntax = {t->command, NULL, about, t->options, .operands = {0, 0}, .given = &t->given};
+    int status = tr__parse(&syntax, &argc, argv);
     if (status < 0) status = train(t);
     for (int i = 0; i < t->n_owned; i++) free(t->owned[i]);
     return status;
