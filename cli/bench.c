@@ -5,6 +5,7 @@
 #include "options.h"
 #include "relaunch.h"
 
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,11 +38,6 @@ static int complete_options(void *self)
     if (!b->size) b->size = usual->size;
     if (!b->optimizer) b->optimizer = usual->optimizer;
     return -1;
-}
-
-static int run_rank(void *self)
-{
-    return tr__bench_rank(self);
 }
 
 static int bench_model(int argc, char **argv)
@@ -82,7 +78,7 @@ static int bench_model(int argc, char **argv)
         "Times whole training steps (forward, backward, the optimizer's), beside the peak of oneDNN's own sgemm in\n"
         "the same run.",
         options, .operands = {0, 0}};
-    return tr__bench_run(&(tr__bench_job){&syntax, &b.ranks, complete_options, run_rank, &b}, argc, argv);
+    return tr__bench_run(&(tr__bench_job){&syntax, &b.ranks, complete_options, tr__bench_rank, &b}, argc, argv);
 }
 
 /* ---- All benches ------------------------------------------------------------------------------------------------- */
@@ -132,6 +128,16 @@ double tr__median(double *values, int n)
 {
     qsort(values, (size_t)n, sizeof *values, by_value);
     return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+double tr__median_ratio(const double *a, const double *b, int n)
+{
+    double *ratios = malloc((size_t)n * sizeof *ratios);
+    if (!ratios) return NAN;
+    for (int i = 0; i < n; i++) ratios[i] = a[i] / b[i];
+    double middle = tr__median(ratios, n);
+    free(ratios);
+    return middle;
 }
 
 static const struct {

@@ -43,6 +43,8 @@ void tr__take_core(int rank, int world_size);
 
 /* The median of values, which are sorted. */
 double tr__median(double *values, int n);
+/* The median of a[i] / b[i]: what the machine does to both in one turn falls out. */
+double tr__median_ratio(const double *a, const double *b, int n);
 
 /* ---- trireme bench model ------------------------------------------------------------------------------------------ */
 
@@ -60,8 +62,8 @@ typedef struct tr__usual {
 } tr__usual;
 const tr__usual *tr__usual_of(const char *model); /* NULL: there is no such model */
 
-/* What one rank does; rank 0 reports. Returns the exit code. */
-int tr__bench_rank(const tr__bench *bench);
+/* What one rank does with a tr__bench; rank 0 reports. Returns the exit code. */
+int tr__bench_rank(void *bench);
 
 /* What is trained: the scope's, as what it is made of. */
 typedef struct tr__workload {

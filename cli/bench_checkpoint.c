@@ -8,7 +8,6 @@
 #include "clock.h"
 #include "options.h"
 
-
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -254,12 +253,8 @@ static double gbps(const bench_checkpoint *b, double *seconds)
  * is. */
 static double ratio_of(const bench_checkpoint *b, double seconds[MEASURES][MOST_ROUNDS], int i)
 {
-    double ratios[MOST_ROUNDS];
-    for (int k = 0; k < b->rounds; k++) {
-        double ours = seconds[i][k], other = seconds[measures[i].beside][k];
-        ratios[k] = measures[i].run ? other / ours : ours / other;
-    }
-    return tr__median(ratios, b->rounds);
+    const double *it = seconds[i], *beside = seconds[measures[i].beside];
+    return measures[i].run ? tr__median_ratio(beside, it, b->rounds) : tr__median_ratio(it, beside, b->rounds);
 }
 
 static cJSON *report(const bench_checkpoint *b, double seconds[MEASURES][MOST_ROUNDS])

@@ -108,8 +108,7 @@ static bool measure(const bench_loader *b, tr__peer *peer, tr_loader *loader, in
 /* version: the peer's. */
 static int report(const bench_loader *b, int64_t count, const char *version, double *ours, double *theirs)
 {
-    double ratios[MOST_ROUNDS];
-    for (int i = 0; b->peer && i < b->rounds; i++) ratios[i] = theirs[i] / ours[i];
+    double ratio = b->peer ? tr__median_ratio(theirs, ours, b->rounds) : 0; /* before the medians sort both */
     double us = tr__median(ours, b->rounds);
     printf("%s, %lld samples in batches of %d, %d %s, median of %d epochs\n", b->samples, (long long)count, b->batch,
         b->workers, b->processes ? "worker processes" : "worker threads", b->rounds);
@@ -124,7 +123,7 @@ static int report(const bench_loader *b, int64_t count, const char *version, dou
     cJSON_AddNumberToObject(o, "us_per_sample", us);
     cJSON_AddNumberToObject(o, "samples_per_s", 1e6 / us);
     if (b->peer) {
-        double peer_us = tr__median(theirs, b->rounds), ratio = tr__median(ratios, b->rounds);
+        double peer_us = tr__median(theirs, b->rounds);
         printf("the peer's       %10.3f us; ours take %.2f times less, pair by pair\n", peer_us, ratio);
         cJSON_AddNumberToObject(o, "peer_us_per_sample", peer_us);
         cJSON_AddNumberToObject(o, "ratio", ratio);

@@ -187,17 +187,6 @@ typedef struct results {
     double check_ms, check_percent; /* NaN of one rank */
 } results;
 
-/* The median of a[i] / b[i]: what the machine does to both in one turn falls out. */
-static double median_ratio(const double *a, const double *b, int n)
-{
-    double *ratios = malloc((size_t)n * sizeof *ratios), middle;
-    if (!ratios) return NAN;
-    for (int i = 0; i < n; i++) ratios[i] = a[i] / b[i];
-    middle = median(ratios, n);
-    free(ratios);
-    return middle;
-}
-
 static results summarize(const bench_run *r)
 {
     const tr__bench *b = r->bench;
@@ -211,11 +200,11 @@ static results summarize(const bench_run *r)
     double *at_peak = malloc((size_t)b->steps * sizeof *at_peak);
     for (int i = 0; at_peak && i < b->steps; i++)
         at_peak[i] = r->work.flops * 1e-6 / (r->peaks[i] * tr_threads(tr_cpu(0)));
-    s.share = at_peak ? median_ratio(at_peak, r->ours, b->steps) : NAN;
+    s.share = at_peak ? tr__median_ratio(at_peak, r->ours, b->steps) : NAN;
     free(at_peak);
     if (!b->peer) return s;
     s.peer_ms = median(r->theirs, b->steps);
-    s.ratio = median_ratio(r->theirs, r->ours, b->steps);
+    s.ratio = tr__median_ratio(r->theirs, r->ours, b->steps);
     return s;
 }
 
@@ -249,14 +238,6 @@ static void print_report(const bench_run *r, const results *s)
     printf("counted: %s\n", w->formula);
 }
 
-static void add_number(cJSON *object, const char *key, double value)
-{
-    if (isfinite(value))
-        cJSON_AddNumberToObject(object, key, value);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
 static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
@@ -283,19 +264,19 @@ static cJSON *to_json(const bench_run *r, const results *s)
         {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
         {"peak_gflops", s->peak}, {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms},
         {"replica_check_percent", s->check_percent}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(o, numbers[i].key, numbers[i].value);
-    if (b->seq) add_number(o, "seq", b->seq);
-    if (b->size) add_number(o, "size", b->size);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) tr__add_number(o, numbers[i].key, numbers[i].value);
+    if (b->seq) tr__add_number(o, "seq", b->seq);
+    if (b->size) tr__add_number(o, "size", b->size);
     char rate[32];
     snprintf(rate, sizeof rate, "%ss_per_s", r->work.item);
-    add_number(o, rate, s->items_per_s);
+    tr__add_number(o, rate, s->items_per_s);
     cJSON_AddStringToObject(o, "flops_counted", r->work.formula);
     cJSON_AddItemToObject(o, "step_ms", cJSON_CreateDoubleArray(r->ours, b->steps));
     if (b->peer) {
         cJSON_AddStringToObject(o, "peer", b->peer);
         cJSON_AddItemToObject(o, "peer_step_ms", cJSON_CreateDoubleArray(r->theirs, b->steps));
-        add_number(o, "peer_step_ms_median", s->peer_ms);
-        add_number(o, "ratio", s->ratio);
+        tr__add_number(o, "peer_step_ms_median", s->peer_ms);
+        tr__add_number(o, "ratio", s->ratio);
     }
     return o;
 }
@@ -323,9 +304,10 @@ static int run_and_report(bench_run *r)
     return code;
 }
 
-int tr__bench_rank(const tr__bench *b)
+int tr__bench_rank(void *bench)
 {
     TR_SCOPE;
+    const tr__bench *b = bench;
     bench_run r = {.bench = b, .world = 1};
     if (getenv("RANK")) {
         r.group = tr_join(.backend = b->backend);

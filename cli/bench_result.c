@@ -8,6 +8,7 @@
 #include <trireme_commit.h>
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -71,6 +72,14 @@ cJSON *tr__result_new(const char *peer_version, const char *bench, ...)
     else
         cJSON_AddNullToObject(versions, "peer");
     return o;
+}
+
+void tr__add_number(cJSON *object, const char *key, double value)
+{
+    if (isfinite(value))
+        cJSON_AddNumberToObject(object, key, value);
+    else
+        cJSON_AddNullToObject(object, key);
 }
 
 int tr__write_json(const char *command, cJSON *object, const char *path)

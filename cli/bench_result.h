@@ -12,6 +12,9 @@
  */
 cJSON *tr__result_new(const char *peer_version, const char *bench, ...) __attribute__((format(printf, 2, 3)));
 
+/* A number of an object; null where it is not finite. */
+void tr__add_number(cJSON *object, const char *key, double value);
+
 /* Writes a JSON object, which may be NULL when memory ran out, and deletes it; path NULL: only that. Returns the exit code, after
  * a message where it is not 0. */
 int tr__write_json(const char *command, cJSON *object, const char *path);

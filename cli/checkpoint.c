@@ -5,7 +5,6 @@
 #include "command.h"
 #include "options.h"
 
-
 #include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>

@@ -5,7 +5,6 @@
 #include "options.h"
 #include "terminal.h"
 
-
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>

@@ -25,31 +25,31 @@ int tr__train_failed(const tr__train *t, const char *format, ...)
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
-int tr__train_settings(tr__train *t, tr__setting settings[TR__SETTINGS_MOST])
+const tr__setting *tr__train_setting(const tr__train *t, int i)
 {
-    const tr__setting shared[] = {
-        {"data", TR__SETTING_TEXT, &t->data, false}, /* it may have moved: its content is compared */
-        {"init", TR__SETTING_TEXT, &t->init, true},
-        {"batch", TR__SETTING_INTEGER, &t->batch, true},
-        {"micro-batch", TR__SETTING_INTEGER, &t->micro_batch, false},
-        {"steps", TR__SETTING_INTEGER, &t->steps, false},
-        {"warmup", TR__SETTING_INTEGER, &t->warmup, true},
-        {"lr", TR__SETTING_NUMBER, &t->lr, true},
-        {"min-lr", TR__SETTING_NUMBER, &t->min_lr, true},
-        {"optimizer", TR__SETTING_TEXT, &t->optimizer, true},
-        {"momentum", TR__SETTING_NUMBER, &t->momentum, true},
-        {"weight-decay", TR__SETTING_NUMBER, &t->weight_decay, true},
-        {"dtype", TR__SETTING_TEXT, &t->dtype, true},
-        {"clip", TR__SETTING_NUMBER, &t->clip, true},
-        {"seed", TR__SETTING_INTEGER, &t->seed, true},
-        {"eval-every", TR__SETTING_INTEGER, &t->eval_every, false},
-        {"save-every", TR__SETTING_INTEGER, &t->save_every, false},
-        {"keep", TR__SETTING_INTEGER, &t->keep, false},
-        {"keep-best", TR__SETTING_FLAG, &t->keep_best, false},
+    static const tr__setting shared[] = {
+        {"data", false}, /* it may have moved: its content is compared */
+        {"init", true},
+        {"batch", true},
+        {"micro-batch", false},
+        {"steps", false},
+        {"warmup", true},
+        {"lr", true},
+        {"min-lr", true},
+        {"optimizer", true},
+        {"momentum", true},
+        {"weight-decay", true},
+        {"dtype", true},
+        {"clip", true},
+        {"seed", true},
+        {"eval-every", false},
+        {"save-every", false},
+        {"keep", false},
+        {"keep-best", false},
     };
-    memcpy(settings, shared, sizeof shared);
-    int n = (int)(sizeof shared / sizeof *shared);
-    return n + t->kind->settings(t, settings + n);
+    const int n = (int)(sizeof shared / sizeof *shared);
+    const tr__setting *setting = i < n ? &shared[i] : &t->kind->settings[i - n];
+    return setting->name ? setting : NULL;
 }
 
 /* With as few digits as give the same number back. */
@@ -61,12 +61,12 @@ static bool put_number(double value, char *text, size_t bytes)
     return true;
 }
 
-bool tr__setting_text(const tr__setting *s, char *text, size_t bytes)
+bool tr__train_value(const tr__option *o, char *text, size_t bytes)
 {
-    const char *value = s->type == TR__SETTING_TEXT ? *(const char **)s->value : NULL;
-    if (s->type == TR__SETTING_INTEGER) return snprintf(text, bytes, "%d", *(int *)s->value) > 0;
-    if (s->type == TR__SETTING_NUMBER) return put_number(*(double *)s->value, text, bytes);
-    if (s->type == TR__SETTING_FLAG) value = *(bool *)s->value ? "yes" : NULL;
+    const char *value = o->type == TR__OPTION_TEXT ? *(const char **)o->into : NULL;
+    if (o->type == TR__OPTION_INTEGER) return snprintf(text, bytes, "%d", *(int *)o->into) > 0;
+    if (o->type == TR__OPTION_NUMBER) return put_number(*(double *)o->into, text, bytes);
+    if (o->type == TR__OPTION_FLAG) value = *(bool *)o->into ? "yes" : NULL;
     return value && snprintf(text, bytes, "%s", value) < (int)bytes;
 }
 
@@ -198,16 +198,6 @@ static void put_options(tr__train *t)
     memcpy(t->options + n, shared, sizeof shared);
 }
 
-/* Returns -1 to go on, else the exit code. */
-static int read_options(tr__train *t, int argc, char **argv)
-{
-    put_options(t);
-    char about[512];
-    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops, a second one stops at once. docs/training.md says more.", t->kind->about);
-    const tr__syntax syntax = {t->command, NULL, about, t->options, .operands = {0, 0}, .given = &t->given};
-    return tr__parse(&syntax, &argc, argv);
-}
-
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
 /* When this process was made, or the `trireme train` that made it. The kernel counts in ticks since boot. */
@@ -252,7 +242,12 @@ static int train_model(tr__train *t, int argc, char **argv)
     t->has_parent = t->under_launcher && getenv(TR__TRAIN_PARENT);
     const char *content = t->has_parent ? getenv(TR__TRAIN_CONTENT) : NULL;
     if (content) snprintf(t->content, sizeof t->content, "%s", content);
-    int status = read_options(t, argc, argv);
+    put_options(t);
+    char about[512];
+    snprintf(about, sizeof about, "%s\nCtrl-C saves and stops, a second one stops at once. docs/training.md says more.",
+             t->kind->about);
+    const tr__syntax syntax = {t->command, NULL, about, t->options, .operands = {0, 0}, .given = &t->given};
+    int status = tr__parse(&syntax, &argc, argv);
     if (status < 0) status = train(t);
     for (int i = 0; i < t->n_owned; i++) free(t->owned[i]);
     return status;

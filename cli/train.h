@@ -14,14 +14,11 @@
 #define TR__TRAIN_PARENT "TRIREME_TRAIN_STARTED"
 #define TR__TRAIN_CONTENT "TRIREME_TRAIN_CONTENT" /* and what it found the data to be */
 
-enum { TR__OPTIONS_MOST = 48, TR__SETTINGS_MOST = 40 };
+enum { TR__OPTIONS_MOST = 48 };
 
-/* A setting that a checkpoint remembers: an option of the same name. fixed: a resumed run must have the same value. A flag is there
- * or not. */
+/* A setting that a checkpoint remembers: the option of that name. fixed: a resumed run must have the same value. */
 typedef struct tr__setting {
     const char *name;
-    enum { TR__SETTING_INTEGER, TR__SETTING_NUMBER, TR__SETTING_TEXT, TR__SETTING_FLAG } type;
-    void *value;
     bool fixed;
 } tr__setting;
 
@@ -35,10 +32,11 @@ typedef struct tr__train_kind {
     const char *data_missing;
     const char *item;       /* what a step's rate counts, as in tr_metrics */
     int (*options)(tr__train *train, tr__option *options);    /* its own rows, of which it returns how many */
-    int (*settings)(tr__train *train, tr__setting *settings);
+    const tr__setting *settings;                              /* its own; one without a name ends them */
     int (*fill_in)(tr__train *train);                         /* what was not given */
     int (*check)(tr__train *train, int64_t world);            /* sizes, data and memory; writes the train's content */
     const char *(*folder)(const tr__train *train);            /* what a folder for the results is called */
+    tr_status (*model)(tr__train *train, bool fresh, tr_module **model); /* as training starts; fresh: not from a checkpoint */
     /* The trainer; what check has not read yet is read. */
     tr_status (*trainer)(tr__train *train, tr_group *group, const char *resume, tr_trainer **out);
     tr_status (*describe)(const tr__train *train, tr_tensor_list *about); /* NULL: nothing besides the settings */
@@ -75,7 +73,7 @@ struct tr__train {
     int64_t parameters;  /* of the model; from check or trainer on */
     char content[96];    /* tells the data: a resumed run must have the same */
     char begun_with[1200]; /* what --init has loaded; "": it was not given */
-    char *owned[TR__SETTINGS_MOST + 8]; /* strings to be freed */
+    char *owned[TR__OPTIONS_MOST]; /* strings to be freed */
     int n_owned;
 };
 
@@ -83,10 +81,10 @@ struct tr__train {
 bool tr__train_text_begin(tr__train *train, const char *model);
 bool tr__train_images_begin(tr__train *train, const char *model);
 
-/* All settings, of which it returns how many. */
-int tr__train_settings(tr__train *train, tr__setting settings[TR__SETTINGS_MOST]);
-/* The value as text; false for a text or a flag that is not there. */
-bool tr__setting_text(const tr__setting *setting, char *text, size_t bytes);
+/* Setting i, of all models or of the kind; NULL behind the last. */
+const tr__setting *tr__train_setting(const tr__train *train, int i);
+/* An option's value as text, of a flag "yes"; false for a text or a flag that is not there. */
+bool tr__train_value(const tr__option *option, char *text, size_t bytes);
 /* The option of that name; NULL when there is none. */
 const tr__option *tr__train_option(const tr__train *train, const char *name);
 /* Was the option among the arguments, as --name or by its letter? */

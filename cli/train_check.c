@@ -24,21 +24,22 @@ static int64_t number_of_environment(const char *name, int64_t otherwise)
 static int restore_setting(tr__train *t, const tr__setting *s, const char *path, const tr_tensor_list *model)
 {
     char key[64], now[PATH_MAX];
+    const tr__option *o = tr__train_option(t, s->name);
     snprintf(key, sizeof key, "trireme.%s", s->name);
     const char *then = tr_list_metadata(model, key);
     if (tr__train_given(t, s->name)) {
-        bool same = then && tr__setting_text(s, now, sizeof now) && !strcmp(now, then);
+        bool same = then && tr__train_value(o, now, sizeof now) && !strcmp(now, then);
         if (!s->fixed || same) return -1;
         return tr__train_failed(t, "--resume: the training in %s was started with%s --%s%s%s: leave --%s out", t->out,
                                 then ? "" : "out", s->name, then ? " " : "", then ? then : "", s->name);
     }
-    bool unset = then && s->value == &t->micro_batch && !strcmp(then, "0");
+    bool unset = then && o->into == &t->micro_batch && !strcmp(then, "0");
     if (!then || unset) return -1;
     char option[PATH_MAX + 64];
     snprintf(option, sizeof option, "%s: --%s", path, s->name);
     const char *value = tr__train_own(t, strdup(then));
     if (!value) return tr__train_failed(t, "out of memory");
-    return tr__option_set(t->command, tr__train_option(t, s->name), option, value) ? -1 : TR__EXIT_FAILED;
+    return tr__option_set(t->command, o, option, value) ? -1 : TR__EXIT_FAILED;
 }
 
 int tr__train_restore(tr__train *t)
@@ -60,13 +61,10 @@ int tr__train_restore(tr__train *t)
         return tr__train_failed(t, "--resume: %s: %s. Going on would not mend that: remove the checkpoint, and those before it that "
                                    "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), t->out);
     snprintf(t->content, sizeof t->content, "%s", content);
-    tr__setting settings[TR__SETTINGS_MOST];
-    int count = tr__train_settings(t, settings);
-    for (int i = 0; i < count; i++) {
-        int code = restore_setting(t, &settings[i], path, model);
-        if (code >= 0) return code;
-    }
-    return -1;
+    int code = -1;
+    const tr__setting *s;
+    for (int i = 0; code < 0 && (s = tr__train_setting(t, i)); i++) code = restore_setting(t, s, path, model);
+    return code;
 }
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
@@ -97,13 +95,14 @@ static int check_text(const tr__train *t, const char *name, const char *value)
                             name, value);
 }
 
-static int check_texts(tr__train *t)
+static int check_texts(const tr__train *t)
 {
-    tr__setting settings[TR__SETTINGS_MOST];
-    int count = tr__train_settings(t, settings), code = check_text(t, "out", t->out);
-    for (int i = 0; i < count && code < 0; i++)
-        if (settings[i].type == TR__SETTING_TEXT)
-            code = check_text(t, settings[i].name, *(const char *const *)settings[i].value);
+    int code = check_text(t, "out", t->out);
+    const tr__setting *s;
+    for (int i = 0; code < 0 && (s = tr__train_setting(t, i)); i++) {
+        const tr__option *o = tr__train_option(t, s->name);
+        if (o->type == TR__OPTION_TEXT) code = check_text(t, s->name, *(const char *const *)o->into);
+    }
     return code;
 }
 
@@ -259,6 +258,15 @@ static int check_device(const tr__train *t)
     return -1;
 }
 
+/* A file that does not fit is found before any rank is started. */
+static int check_init(tr__train *t)
+{
+    TR_SCOPE;
+    tr_module *model;
+    if (t->resume || !t->init || t->kind->model(t, true, &model) == TR_OK) return -1;
+    return tr__train_failed(t, "--init: %s", tr_error_message());
+}
+
 int tr__train_check(tr__train *t)
 {
     int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
@@ -274,5 +282,6 @@ int tr__train_check(tr__train *t)
     if (code < 0) code = check_allow_different(t);
     if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);
+    if (code < 0) code = check_init(t);
     return code < 0 ? check_files(t) : code;
 }

@@ -84,21 +84,10 @@ typedef struct images {
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-static int settings(tr__train *t, tr__setting *out)
-{
-    images *m = t->own;
-    const tr__setting own[] = {
-        {"size", TR__SETTING_INTEGER, &m->size, true},
-        {"validation", TR__SETTING_NUMBER, &m->validation, true},
-        {"augment", TR__SETTING_TEXT, &m->augment, true},
-        {"batch-norm", TR__SETTING_TEXT, &m->batch_norm, true},
-        {"workers", TR__SETTING_INTEGER, &m->workers, false},
-        {"max-pixels", TR__SETTING_INTEGER, &m->max_pixels, false},
-        {"on-bad", TR__SETTING_TEXT, &m->on_bad, false},
-    };
-    memcpy(out, own, sizeof own);
-    return (int)(sizeof own / sizeof *own);
-}
+static const tr__setting settings[] = {
+    {"size", true},     {"validation", true},  {"augment", true}, {"batch-norm", true},
+    {"workers", false}, {"max-pixels", false}, {"on-bad", false}, {0},
+};
 
 static int options(tr__train *t, tr__option *out)
 {
@@ -181,23 +170,6 @@ static tr_status build(tr__train *t, bool fresh, tr_module **model)
     return status == TR_OK && fresh ? tr__train_begin_with(t, *model, &(tr__train_weights){.partial = m->model->free}) : status;
 }
 
-/* A file that does not fit is found before any rank is started. */
-static int check_init(tr__train *t)
-{
-    TR_SCOPE;
-    tr_module *model;
-    if (t->resume || !t->init || build(t, true, &model) == TR_OK) return -1;
-    return tr__train_failed(t, "--init: %s", tr_error_message());
-}
-
-static int64_t count_parameters(tr_module *model)
-{
-    tr_tensor_list *list = tr_parameters(model);
-    int64_t sum = 0;
-    for (int i = 0; i < tr_list_count(list); i++) sum += tr_numel(tr_list_at(list, i));
-    return sum;
-}
-
 static int check(tr__train *t, int64_t world)
 {
     images *m = t->own;
@@ -224,14 +196,14 @@ static int check(tr__train *t, int64_t world)
         int64_t steps = epoch * (m->epochs ? m->epochs : 10);
         if (steps > INT_MAX) return tr__train_failed(t, "%d epochs are %" PRId64 " steps: too many", m->epochs, steps);
         t->steps = (int)steps;
+        m->epochs = 0; /* ranks are told the steps */
     }
     if (!t->eval_every) t->eval_every = (int)epoch;
     if (!t->save_every) t->save_every = (int)epoch;
     char content[sizeof t->content];
     snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " images of %" PRId64 " classes, %dx%dx%d", training,
              validation, m->images.classes, p->channels, p->size, p->size);
-    int code = tr__train_content(t, content);
-    return code < 0 ? check_init(t) : code;
+    return tr__train_content(t, content);
 }
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
@@ -252,7 +224,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
     if (group && strcmp(m->batch_norm, "group") == 0) status = tr_convert_sync_batch_norm(model, group);
     if (status == TR_OK) status = tr__train_prepare(t, group, model);
     if (status != TR_OK) return status;
-    t->parameters = count_parameters(model);
+    t->parameters = tr_list_numel(tr_parameters(model));
     *out = tr_classifier_trainer(
         model, m->images.training, .validation = m->images.validation, .group = group, .global_batch = t->batch,
         .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
@@ -296,6 +268,7 @@ static const tr__train_kind kind = {
     .fill_in = fill_in,
     .check = check,
     .folder = folder,
+    .model = build,
     .trainer = trainer,
     .introduce = introduce,
     .report = report,

@@ -11,7 +11,7 @@
 
 /* An argument list that owns its strings. */
 typedef struct arguments {
-    char *list[TR__SETTINGS_MOST + 32];
+    char *list[TR__OPTIONS_MOST + 4];
     int count;
     bool whole;
 } arguments;
@@ -26,11 +26,6 @@ static void add_own(arguments *a, char *text)
         free(text);
 }
 
-static void add(arguments *a, const char *text)
-{
-    add_own(a, strdup(text));
-}
-
 /* A value may look like an option: in the same argument it cannot be taken for one. */
 static void add_option(arguments *a, const char *name, const char *value)
 {
@@ -39,45 +34,19 @@ static void add_option(arguments *a, const char *name, const char *value)
     add_own(a, length < 0 ? NULL : option);
 }
 
-static void add_number(arguments *a, const char *name, int value)
-{
-    char text[16];
-    snprintf(text, sizeof text, "%d", value);
-    if (value) add_option(a, name, text);
-}
-
-/* Every setting is spelt out, so that the ranks need not look anything up. */
-static void fill(arguments *a, tr__train *t)
+/* Every option is spelt out, so that the ranks need not look anything up; numbers out of their range stand for "not given". */
+static void fill(arguments *a, const tr__train *t)
 {
     a->whole = true;
-    add(a, "train");
-    add(a, t->model);
-    tr__setting settings[TR__SETTINGS_MOST];
-    int count = tr__train_settings(t, settings);
-    for (int i = 0; i < count; i++) {
+    add_own(a, strdup("train"));
+    add_own(a, strdup(t->model));
+    for (const tr__option *o = t->options; o->name; o++) {
         char value[PATH_MAX];
-        bool none = settings[i].value == &t->micro_batch && !t->micro_batch;
-        if (!none && tr__setting_text(&settings[i], value, sizeof value))
-            add_option(a, settings[i].name, settings[i].type == TR__SETTING_FLAG ? NULL : value);
+        bool not_given = (o->type == TR__OPTION_INTEGER && *(int *)o->into < o->least) ||
+                         (o->type == TR__OPTION_NUMBER && *(double *)o->into < o->least);
+        if (!not_given && tr__train_value(o, value, sizeof value))
+            add_option(a, o->name, o->type == TR__OPTION_FLAG ? NULL : value);
     }
-    add_number(a, "ranks", t->ranks);
-    add_number(a, "threads", t->threads);
-    add_number(a, "timeout", t->timeout);
-    add_number(a, "stop-at", t->stop_at);
-    add_number(a, "profile", t->profile);
-    add_option(a, "device", t->device);
-    add_option(a, "backend", t->backend);
-    add_option(a, "out", t->out);
-    if (t->json) add_option(a, "json", t->json);
-    if (t->allow_different) add_option(a, "allow-different", t->allow_different);
-    if (t->resume) add_option(a, "resume", NULL);
-    if (t->plain) add_option(a, "plain", NULL);
-    if (t->recompute) add_option(a, "recompute", NULL);
-    char check[16];
-    snprintf(check, sizeof check, "%d", t->check_replicas);
-    add_option(a, "check-replicas", check);
-    if (t->stop_on_spike) add_option(a, "stop-on-spike", NULL);
-    if (t->roll_back) add_option(a, "roll-back", NULL);
 }
 
 int tr__train_launch(tr__train *t)

@@ -76,16 +76,15 @@ static void on_step(const tr_metrics_row *row, void *user)
 }
 
 /* What a checkpoint says about itself: enough to build the model again, and to go on. */
-static tr_status describe(tr__train *t, tr_tensor_list *about)
+static tr_status describe(const tr__train *t, tr_tensor_list *about)
 {
-    tr__setting settings[TR__SETTINGS_MOST];
-    int count = tr__train_settings(t, settings);
+    const tr__setting *s;
     tr_status status = tr_list_set_metadata(about, "trireme.model", t->model);
     if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.content", t->content);
-    for (int i = 0; i < count && status == TR_OK; i++) {
+    for (int i = 0; status == TR_OK && (s = tr__train_setting(t, i)); i++) {
         char key[64], value[PATH_MAX];
-        snprintf(key, sizeof key, "trireme.%s", settings[i].name);
-        if (tr__setting_text(&settings[i], value, sizeof value)) status = tr_list_set_metadata(about, key, value);
+        snprintf(key, sizeof key, "trireme.%s", s->name);
+        if (tr__train_value(tr__train_option(t, s->name), value, sizeof value)) status = tr_list_set_metadata(about, key, value);
     }
     return status == TR_OK && t->kind->describe ? t->kind->describe(t, about) : status;
 }
@@ -128,36 +127,28 @@ static tr_status fit(run *r, tr_group *group)
 
 /* ---- What came of it --------------------------------------------------------------------------------------------- */
 
-static void add_number(cJSON *object, const char *key, double value)
-{
-    if (isfinite(value))
-        cJSON_AddNumberToObject(object, key, value);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
 static void add_results(cJSON *object, const run *r)
 {
     const tr_fit_report *f = &r->report;
-    add_number(object, "initial_loss", f->initial_loss);
-    add_number(object, "final_loss", f->final_loss);
-    add_number(object, "validation_loss", f->validation_loss);
-    add_number(object, "best_validation_loss", f->best_validation_loss);
+    tr__add_number(object, "initial_loss", f->initial_loss);
+    tr__add_number(object, "final_loss", f->final_loss);
+    tr__add_number(object, "validation_loss", f->validation_loss);
+    tr__add_number(object, "best_validation_loss", f->best_validation_loss);
     if (!isnan(f->validation_accuracy)) {
-        add_number(object, "validation_accuracy", f->validation_accuracy);
-        add_number(object, "best_validation_accuracy", f->best_validation_accuracy);
+        tr__add_number(object, "validation_accuracy", f->validation_accuracy);
+        tr__add_number(object, "best_validation_accuracy", f->best_validation_accuracy);
     }
     char rate[32];
     snprintf(rate, sizeof rate, "%.16ss_per_s", r->train->kind->item);
-    add_number(object, rate, f->step_ms_median > 0 ? f->items_per_s : NAN);
-    add_number(object, "step_ms_median", f->step_ms_median);
-    add_number(object, "peak_rss_mb", (double)f->peak_rss_bytes / (1 << 20));
-    add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
-    add_number(object, "startup_ms", r->startup_ms);
-    add_number(object, "seconds", f->seconds);
-    add_number(object, "rolled_back", (double)f->rolled_back);
-    add_number(object, "skipped", (double)f->skipped);
-    add_number(object, "step", (double)tr_trainer_steps(r->trainer));
+    tr__add_number(object, rate, f->step_ms_median > 0 ? f->items_per_s : NAN);
+    tr__add_number(object, "step_ms_median", f->step_ms_median);
+    tr__add_number(object, "peak_rss_mb", (double)f->peak_rss_bytes / (1 << 20));
+    tr__add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
+    tr__add_number(object, "startup_ms", r->startup_ms);
+    tr__add_number(object, "seconds", f->seconds);
+    tr__add_number(object, "rolled_back", (double)f->rolled_back);
+    tr__add_number(object, "skipped", (double)f->skipped);
+    tr__add_number(object, "step", (double)tr_trainer_steps(r->trainer));
     cJSON_AddBoolToObject(object, "stopped", f->stopped);
 }
 
@@ -178,7 +169,7 @@ static void add_setup(cJSON *object, const run *r)
         {"ranks", r->world},
         {"threads", tr_threads(tr_cpu(0))},
     };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) add_number(object, numbers[i].key, numbers[i].value);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) tr__add_number(object, numbers[i].key, numbers[i].value);
     cJSON_AddStringToObject(object, "device", t->device);
     cJSON_AddStringToObject(object, "backend", t->backend);
     cJSON_AddStringToObject(object, "data", t->data);

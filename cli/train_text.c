@@ -40,19 +40,10 @@ static tr__language_size size_of(const tr__train *t)
 
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
-static int settings(tr__train *t, tr__setting *out)
-{
-    text_training *m = t->own;
-    const tr__setting own[] = {
-        {"suffixes", TR__SETTING_TEXT, &m->suffixes, true}, {"preset", TR__SETTING_TEXT, &m->preset, true},
-        {"layers", TR__SETTING_INTEGER, &m->layers, true},  {"heads", TR__SETTING_INTEGER, &m->heads, true},
-        {"dim", TR__SETTING_INTEGER, &m->dim, true},        {"context", TR__SETTING_INTEGER, &m->context, true},
-        {"dropout", TR__SETTING_NUMBER, &m->dropout, true},
-        {"tokenizer", TR__SETTING_TEXT, &m->tokenizer, true},
-    };
-    memcpy(out, own, sizeof own);
-    return (int)(sizeof own / sizeof *own);
-}
+static const tr__setting settings[] = {
+    {"suffixes", true}, {"preset", true},  {"layers", true},    {"heads", true}, {"dim", true},
+    {"context", true},  {"dropout", true}, {"tokenizer", true}, {0},
+};
 
 static int options(tr__train *t, tr__option *out)
 {
@@ -225,15 +216,6 @@ static tr_status make_model(tr__train *t, bool fresh, tr_module **model)
     return status == TR_OK && fresh ? tr__train_begin_with(t, *model, &weights) : status;
 }
 
-/* A file that does not fit is found before any rank is started. */
-static int check_init(tr__train *t)
-{
-    TR_SCOPE;
-    tr_module *model;
-    if (t->resume || !t->init || make_model(t, true, &model) == TR_OK) return -1;
-    return tr__train_failed(t, "--init: %s", tr_error_message());
-}
-
 static int check(tr__train *t, int64_t world)
 {
     const text_training *m = t->own;
@@ -251,8 +233,7 @@ static int check(tr__train *t, int64_t world)
     tr__language_size o = size_of(t);
     t->parameters = m->language->parameters(&o);
     int code = check_text(t);
-    if (code < 0) code = check_memory(t, world);
-    return code < 0 ? check_init(t) : code;
+    return code < 0 ? check_memory(t, world) : code;
 }
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
@@ -329,6 +310,7 @@ static tr__train_kind kind_of(const tr__language *language)
         .fill_in = fill_in,
         .check = check,
         .folder = folder,
+        .model = make_model,
         .trainer = trainer,
         .describe = describe,
         .introduce = introduce,
