@@ -74,13 +74,6 @@ ssize_t tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *
     return (ssize_t)taken;
 }
 
-bool tr__checked_withdraw(tr__checked_sender *s)
-{
-    if (s->left && (s->framed || s->left < s->header.bytes)) return false;
-    s->left = 0;
-    return true;
-}
-
 /* ---- Receiving --------------------------------------------------------------------------------------------------- */
 
 /* The header of the record at `begin`, if it has come. */

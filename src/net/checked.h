@@ -52,8 +52,6 @@ typedef struct tr__checked_receiver {
 /* As sendmsg() on a non-blocking socket: how much was taken, or -1 and errno. What was not taken must be offered again, as it
  * was, at the beginning of the next call. */
 ssize_t tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
-/* What was refused will not be offered again. False when a part of its record has gone out. */
-bool tr__checked_withdraw(tr__checked_sender *s);
 
 /*
  * As recvmsg(); EBADMSG: a record is damaged, and nothing behind it can be read. With `stays` the last part's memory comes again in

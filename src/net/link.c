@@ -30,16 +30,28 @@ void tr__link_probe(int socket)
     setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
 }
 
+static bool is_bounded(int socket)
+{
+    int most = 0;
+    socklen_t length = sizeof most;
+    return getsockopt(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, &most, &length) == 0 && most > 0 && most <= RETRY_MOST_MS;
+}
+
 /* Does the kernel ask the other end every two seconds at least, as the connection is now? */
 static bool is_asked(int socket, const struct tcp_info *info)
 {
-    int most = 0, probed = 0;
-    socklen_t length = sizeof most;
-    if (getsockopt(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, &most, &length) != 0 || most > RETRY_MOST_MS) most = 0;
-    length = sizeof probed;
+    int probed = 0;
+    socklen_t length = sizeof probed;
     getsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &probed, &length);
     bool idle = info->tcpi_unacked == 0 && info->tcpi_notsent_bytes == 0;
-    return idle ? probed : most > 0;
+    return idle ? probed : is_bounded(socket);
+}
+
+/* Its silence says nothing: the other end, which may be stopped, has no room for what is to be sent, and TCP asks for it at intervals
+ * that have no bound here; or it is idle, and nobody asks. */
+static bool may_be_silent(int socket, const struct tcp_info *info)
+{
+    return info->tcpi_unacked == 0 && !is_asked(socket, info);
 }
 
 bool tr__link_lost(const int *sockets, int count)
@@ -57,7 +69,7 @@ bool tr__link_lost(const int *sockets, int count)
         if (heard_ms < TR__LINK_LOST_MS) return false;
         if (heard_ms < silent_ms) silent_ms = heard_ms;
         asked |= is_asked(sockets[i], &info);
-        known = true;
+        known |= !may_be_silent(sockets[i], &info);
     }
     return known && silent_ms >= (asked ? TR__LINK_LOST_MS : TR__LINK_LOST_LATE_MS);
 }

@@ -27,9 +27,36 @@ static void await_room(tr__network_endpoint *n, tr__network_connection *c, bool 
     c->waits = wait;
 }
 
-/* Sends the rest of a message, or of what TLS has of earlier ones (news NULL). */
-static ssize_t send_rest(tr__network_connection *c, tr__news *news)
+/* Under the lock. NULL: nothing. */
+static void drop_news(tr__news *news)
 {
+    if (news && --news->users == 0) free(news);
+}
+
+void tr__network_close(tr__network_connection *c)
+{
+    tr__wire_close(&c->wire);
+    drop_news(c->begun);
+    free(c);
+}
+
+/* The next message for a neighbour; NULL: none. One that has not read for so long that what it is to get next is forgotten does
+ * without. */
+static tr__news *next_news(tr__network_endpoint *n, tr__network_connection *c)
+{
+    if (c->at < n->news_first) c->at = n->news_first;
+    for (; c->at < n->news_end; c->at++) {
+        tr__news *news = n->news[c->at % n->news_most];
+        bool concerns = news->to < 0 ? news->from != c->peer->rank : news->to == c->peer->rank;
+        if (concerns) return n->news[c->at++ % n->news_most];
+    }
+    return NULL;
+}
+
+/* Sends the rest of the message that has begun, or of what TLS has of earlier ones. */
+static ssize_t send_rest(tr__network_connection *c)
+{
+    tr__news *news = c->begun;
     if (!news) return tr__wire_send(&c->wire, NULL, 0);
     size_t framed = c->part < sizeof news->frame ? c->part : sizeof news->frame, told = c->part - framed;
     struct iovec parts[2] = {{news->frame.bytes + framed, sizeof news->frame - framed},
@@ -37,40 +64,24 @@ static ssize_t send_rest(tr__network_connection *c, tr__news *news)
     return tr__wire_send(&c->wire, parts, 2);
 }
 
-/* A neighbour that has not read for so long that what it is to get next is forgotten must do without; in the middle of a message
- * its connection ends, as what follows would be taken for damage. */
-static void skip_forgotten(tr__network_endpoint *n, tr__network_connection *c)
-{
-    c->cut = c->part > 0 || !tr__wire_withdraw(&c->wire);
-    if (c->cut) shutdown(c->wire.socket, SHUT_WR);
-    c->at = n->news_first;
-}
-
 void tr__network_push(tr__network_endpoint *n, tr__network_connection *c)
 {
-    int rank = c->peer->rank;
-    while (!c->cut && (c->at < n->news_end || tr__wire_pending(&c->wire))) {
-        if (c->at < n->news_first) {
-            skip_forgotten(n, c);
-            continue;
-        }
-        tr__news *news = c->at < n->news_end ? n->news[c->at % n->news_most] : NULL;
-        if (news && news->to != rank && (news->to >= 0 || news->from == rank)) {
-            c->at++;
-            continue;
-        }
-        ssize_t sent = send_rest(c, news);
+    while (!c->cut) {
+        if (!c->begun && (c->begun = next_news(n, c))) c->begun->users++;
+        if (!c->begun && !tr__wire_pending(&c->wire)) break;
+        ssize_t sent = send_rest(c);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0 && tr__wire_would_block()) {
             await_room(n, c, true);
             return;
         }
         c->cut = sent < 0; /* it is at its end, as the monitor will see */
-        if (!news || c->cut) continue;
+        if (!c->begun || c->cut) continue;
         c->part += (size_t)sent;
-        if (c->part < sizeof news->frame + news->frame.head.bytes) continue;
+        if (c->part < sizeof c->begun->frame + c->begun->frame.head.bytes) continue;
+        drop_news(c->begun);
+        c->begun = NULL;
         c->part = 0;
-        c->at++;
     }
     await_room(n, c, false);
 }
@@ -80,7 +91,7 @@ void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__netwo
     size_t bytes = (size_t)frame->head.bytes;
     tr__news *news = malloc(sizeof *news + bytes);
     if (!news) return; /* without memory the others find out by themselves, or at their timeout */
-    *news = (tr__news){.to = to, .from = from, .frame = *frame};
+    *news = (tr__news){.users = 1, .to = to, .from = from, .frame = *frame};
     if (bytes) memcpy(news->text, text, bytes);
     tr__frame_head *head = &news->frame.head;
     head->magic = TR__NETWORK_MAGIC;
@@ -89,7 +100,7 @@ void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__netwo
     if (from == n->rank) head->origin = n->rank;
     if (from == n->rank && to < 0) head->number = ++n->said;
     n->spread += to < 0;
-    if (n->news_end - n->news_first == n->news_most) free(n->news[n->news_first++ % n->news_most]);
+    if (n->news_end - n->news_first == n->news_most) drop_news(n->news[n->news_first++ % n->news_most]);
     n->news[n->news_end++ % n->news_most] = news;
     for (tr__network_connection *c = n->controls; c; c = c->next) tr__network_push(n, c);
     pthread_mutex_unlock(&n->lock);
@@ -304,12 +315,6 @@ static void read_out(int socket, int64_t moment, int64_t end)
     }
 }
 
-static void close_connection(tr__network_connection *c)
-{
-    tr__wire_close(&c->wire);
-    free(c);
-}
-
 /* A connection is reset when it is closed with unread bytes, or when some come after that, and what we sent last is lost
  * with it if it has not arrived, as where packets are lost or a link is down for a while: the peer would take us for dead.
  * So we stop sending, and read what a peer still says. */
@@ -324,12 +329,12 @@ static void part(tr__network_endpoint *n)
         tr__network_peer *peer = &n->peers[rank];
         if (peer->control) {
             read_out(peer->control->wire.socket, moment, end);
-            close_connection(peer->control);
+            tr__network_close(peer->control);
         }
         for (tr__network_connection *c = peer->connections, *next; c; c = next) {
             next = c->next;
             read_out(c->wire.socket, moment, end);
-            close_connection(c);
+            tr__network_close(c);
         }
     }
 }
@@ -344,7 +349,7 @@ void tr__network_free(tr__network_endpoint *n)
     tr__tls_key_unref(n->job_key);
     if (n->watch >= 0) close(n->watch);
     if (n->kick >= 0) close(n->kick);
-    for (; n->news_first < n->news_end; n->news_first++) free(n->news[n->news_first % n->news_most]);
+    for (; n->news_first < n->news_end; n->news_first++) drop_news(n->news[n->news_first % n->news_most]);
     free(n->news);
     free(n->peers);
     free(n->incoming);

@@ -95,8 +95,9 @@ typedef struct tr__network_connection {
     uint64_t group;
     bool ending; /* its group has ended here: what still comes is dropped, up to its end */
     /* Of control, under the lock: */
-    uint64_t at;      /* place of the next message of n->news to be sent, */
-    size_t part;      /* and how many of its bytes are */
+    uint64_t at;      /* place of the next message of n->news to be sent */
+    struct tr__news *begun; /* one that has been sent in part, NULL: none; it stays until it has gone, */
+    size_t part;      /* and how many of its bytes have */
     bool waits, cut;  /* for room in the socket; for nothing any more */
     uint32_t marked, passed; /* how many for all it has been asked about (MARK), and has confirmed to have heard */
 } tr__network_connection;
@@ -113,10 +114,11 @@ typedef struct tr__network_record {
 
 struct tr__network_peer {
     int rank; /* in the first group */
-    tr__network_record record;
     /* Under `hearing`: */
+    tr__network_record record;
     bool gone;      /* its endpoint has ended, with this error */
     int error;
+    bool told;      /* all ranks have been told so, by this one or another */
     bool leaving;   /* as it has said before */
     bool here;      /* it and all below it have joined */
     bool damaged;   /* nothing more is read from it */
@@ -152,6 +154,7 @@ typedef struct tr__network_calls {
 
 /* A control message of ours, or of another rank that is to be passed on. */
 typedef struct tr__news {
+    int users; /* the list of news, and connections that have begun to send it; under the lock */
     int to;   /* the neighbour it is for; -1: all */
     int from; /* the neighbour it came from, or this rank */
     tr__network_frame frame;
@@ -193,6 +196,7 @@ typedef struct tr__attempt {
     int64_t since;       /* when it began to connect, or came in */
     int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
     int64_t silent;      /* since when nothing there has answered; 0: it has */
+    int error;           /* why the rank is out of reach; 0: it is not, or it is for another reason */
     /* One that came in: */
     bool proved;         /* what it said first is right */
     int origin;          /* until then it is counted there */
@@ -226,7 +230,7 @@ typedef struct tr__network_endpoint {
 
     pthread_mutex_t hearing; /* the monitor deals with what it has read; groups come and go. Comes before `lock`. */
     tr__network_group *groups;
-    bool unsettled;          /* heard_all() is wanted */
+    atomic_bool unsettled;   /* heard_all() is wanted */
     bool all_here;           /* all ranks have joined */
     bool relink;             /* a rank has gone: its neighbours may need others */
 
@@ -289,6 +293,9 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
     tr__network_connection **connection);
 /* Nobody needs it any more. */
 void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *connection);
+
+/* Under the lock, or when no other thread knows it any more: it is closed. */
+void tr__network_close(tr__network_connection *connection);
 
 /* Sends a control message of the group to all other members; never blocks. */
 void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, const char *text);

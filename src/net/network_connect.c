@@ -64,11 +64,21 @@ static uint32_t sum_of(const tr__hello *hello)
     return tr__crc32c(0, hello, offsetof(tr__hello, sum));
 }
 
+/* A copy, as a join's last look at the records changes some when others use them already. */
+static tr__network_record record_of(tr__network_endpoint *n, int rank)
+{
+    pthread_mutex_lock(&n->hearing);
+    tr__network_record record = n->peers[rank].record;
+    pthread_mutex_unlock(&n->hearing);
+    return record;
+}
+
 static tr_status send_hello(tr__network_endpoint *n, tr__attempt *a)
 {
     tr__hello hello = {.magic = TR__NETWORK_MAGIC, .version = TR__NETWORK_VERSION, .rank = n->rank,
         .channel = (int16_t)a->channel, .checked = n->checked, .group = a->group};
-    memcpy(hello.cookie, n->peers[a->rank].record.cookie, sizeof hello.cookie);
+    tr__network_record record = record_of(n, a->rank);
+    memcpy(hello.cookie, record.cookie, sizeof hello.cookie);
     memcpy(hello.address, n->address, sizeof hello.address);
     hello.sum = sum_of(&hello);
     ssize_t sent = tr__wire_send(&a->wire, &(struct iovec){&hello, sizeof hello}, 1);
@@ -140,13 +150,13 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
     if (a->hello.checked != n->checked)
         return tr__fail(TR_MISMATCH, "group '%s': TRIREME_CHECK has the word wire on rank %d and not on rank %d; give it to all "
             "ranks or to none", n->name, n->checked ? n->rank : a->rank, n->checked ? a->rank : n->rank);
-    a->wire.checked = !n->key && (n->checked || !n->peers[a->rank].record.same_host);
+    a->wire.checked = !n->key && (n->checked || !record_of(n, a->rank).same_host);
     tr__network_set_up_socket(n, a->wire.socket, a->channel);
     tr__network_connection *c;
     TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, &c));
     pthread_mutex_lock(&n->hearing);
     if (a->channel == TR__CONTROL_CHANNEL) {
-        if (!n->joining && tr__wire_holds(&c->wire)) tr__network_hear(n, &n->peers[a->rank]);
+        if (!n->joining) tr__network_hear(n, &n->peers[a->rank]); /* what came with its hello; while joining, the monitor's first */
         pthread_mutex_unlock(&n->hearing);
         return TR_OK;
     }
@@ -194,11 +204,12 @@ static void remove_attempt(tr__network_endpoint *n, tr__attempt *a)
     free(a);
 }
 
-static tr_status cannot_reach(const tr__network_endpoint *n, int rank, int error)
+static tr_status cannot_reach(tr__network_endpoint *n, tr__attempt *a, int error)
 {
-    const tr__network_record *record = &n->peers[rank].record;
+    tr__network_record record = record_of(n, a->rank);
+    a->error = error == ECONNREFUSED ? ECONNRESET : error;
     return tr__fail_errno(TR_IO, error, "group '%s': rank %d cannot reach rank %d on host %s at %s; .address or "
-        "TRIREME_ADDRESS says which of its addresses a rank is reached at", n->name, n->rank, rank, record->host, record->address);
+        "TRIREME_ADDRESS says which of its addresses a rank is reached at", n->name, n->rank, a->rank, record.host, record.address);
 }
 
 static tr_status again(tr__network_endpoint *n, tr__attempt *a)
@@ -220,12 +231,12 @@ static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int erro
 {
     int64_t now = tr__now_ns();
     bool ended = a->channel == TR__CONTROL_CHANNEL && !n->joining && error == ECONNREFUSED;
-    if (ended && a->unreachable && now - a->unreachable > ENDED_MS * (int64_t)1000000) return cannot_reach(n, a->rank, error);
+    if (ended && a->unreachable && now - a->unreachable > ENDED_MS * (int64_t)1000000) return cannot_reach(n, a, error);
     if (ended && !a->unreachable) a->unreachable = now;
     if (passes(error)) return again(n, a);
     bool no_way = error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
     if (!a->unreachable) a->unreachable = now;
-    if (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000) return cannot_reach(n, a->rank, error);
+    if (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000) return cannot_reach(n, a, error);
     TR__TRY(again(n, a));
     a->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
     return TR_OK;
@@ -238,20 +249,20 @@ static tr_status call_slow_again(tr__network_endpoint *n, tr__attempt *a)
     bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining, silent = a->stage == TR__CONNECTING;
     if (silent && !a->silent) a->silent = a->since;
     if (neighbour && silent && tr__now_ns() - a->silent > TR__LINK_LOST_MS * (int64_t)1000000)
-        return cannot_reach(n, a->rank, ETIMEDOUT);
+        return cannot_reach(n, a, ETIMEDOUT);
     return again(n, a);
 }
 
 static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
 {
     tr__address to;
-    const tr__network_record *record = &n->peers[a->rank].record;
-    if (!tr__address_parse(record->address, &to))
-        return tr__fail(TR_FORMAT, "group '%s': the record of rank %d has no address: '%s'", n->name, a->rank, record->address);
-    if (tr__address_is_loopback(&to) && !record->same_host)
+    tr__network_record record = record_of(n, a->rank);
+    if (!tr__address_parse(record.address, &to))
+        return tr__fail(TR_FORMAT, "group '%s': the record of rank %d has no address: '%s'", n->name, a->rank, record.address);
+    if (tr__address_is_loopback(&to) && !record.same_host)
         return tr__fail(TR_AUTH, "group '%s': rank %d on host %s listens at %s only, where rank %d on host %s cannot "
             "reach it. Ranks on several hosts need a token (TRIREME_TOKEN, the same for all), and a store that they "
-            "reach at an address of its host's own, or TRIREME_ADDRESS", n->name, a->rank, record->host, record->address, n->rank,
+            "reach at an address of its host's own, or TRIREME_ADDRESS", n->name, a->rank, record.host, record.address, n->rank,
             n->peers[n->rank].record.host);
     int socket = open_socket(&to);
     if (socket < 0 && a->channel == TR__CONTROL_CHANNEL && !n->joining) { /* no descriptor here: try again */
@@ -302,13 +313,14 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
     }
     int rank = a->rank;
     uint64_t id = a->group;
+    int error = a->error ? a->error : ECONNRESET;
     tr__channel channel = a->channel;
     remove_attempt(n, a); /* first: who is told looks whether one is under way */
     pthread_mutex_lock(&n->hearing);
     if (channel == TR__CONTROL_CHANNEL) {
         n->relink = true;
         bool ours = status == TR_NO_MEMORY; /* then it is called again */
-        if (status != TR_OK && !ours) tr__network_lose(n, &n->peers[rank], ECONNRESET);
+        if (status != TR_OK && !ours) tr__network_lose(n, &n->peers[rank], error);
         pthread_mutex_unlock(&n->hearing);
         return TR_OK;
     }

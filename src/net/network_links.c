@@ -14,6 +14,7 @@
 #include "base/crc32c.h"
 #include "net/network.h"
 
+#include <errno.h>
 #include <string.h>
 #include <time.h>
 
@@ -83,10 +84,23 @@ bool tr__network_relay(tr__network_endpoint *n, tr__network_peer *neighbour)
     return true;
 }
 
-void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error)
+static bool host_is_silent(int error)
 {
-    n->relink = true;
-    if (peer->gone) return;
+    return error == ETIMEDOUT || error == EHOSTUNREACH || error == EHOSTDOWN || error == ENETUNREACH || error == ENETDOWN;
+}
+
+/* At the same address, but for the port, and of the same name: one address may lead to several hosts. */
+static bool share_host(const tr__network_record *a, const tr__network_record *b)
+{
+    size_t address = (size_t)(strrchr(a->address, ':') - a->address);
+    return strncmp(a->address, b->address, address + 1) == 0 && strchr(b->address + address + 1, ':') == NULL &&
+           strcmp(a->host, b->host) == 0;
+}
+
+static void lose_one(tr__network_endpoint *n, tr__network_peer *peer, int error)
+{
+    if (peer->told) return;
+    peer->told = true;
     union {
         tr__gone_frame gone;
         tr__network_frame frame;
@@ -95,19 +109,31 @@ void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error
     tr__network_say_gone(n, peer, error);
 }
 
+/* With a host all of its ranks are gone, unless one of them is heard of; else those without a neighbour elsewhere would be found one
+ * after the other, as each becomes somebody's neighbour. */
+void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error)
+{
+    n->relink = true;
+    lose_one(n, peer, error);
+    if (!tr__network_relays(n) || !host_is_silent(error) || !strchr(peer->record.address, ':')) return;
+    for (int rank = 0; rank < n->world_size; rank++)
+        if (n->peers[rank].control && share_host(&peer->record, &n->peers[rank].record)) return;
+    for (int rank = 0; rank < n->world_size; rank++)
+        if (rank != n->rank && share_host(&peer->record, &n->peers[rank].record)) lose_one(n, &n->peers[rank], error);
+}
+
 static void hear_gone(tr__network_endpoint *n, const tr__network_frame *frame)
 {
     tr__gone_frame gone;
     memcpy(&gone, frame, sizeof gone);
     if (gone.rank < 0 || gone.rank >= n->world_size || gone.rank == n->rank) return;
-    n->relink = true;
+    n->relink = n->peers[gone.rank].told = true;
     tr__network_say_gone(n, &n->peers[gone.rank], gone.error);
 }
 
 static void hear_leaving(tr__network_endpoint *n, tr__network_peer *peer)
 {
-    n->relink = true;
-    peer->leaving = true;
+    n->relink = peer->told = peer->leaving = true;
     tr__network_say_gone(n, peer, 0);
 }
 

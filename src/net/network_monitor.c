@@ -93,10 +93,18 @@ static void hang_up(tr__network_endpoint *n, tr__network_peer *peer, int error)
     *at = control->next;
     peer->control = NULL;
     peer->got = 0;
+    tr__network_close(control);
     pthread_mutex_unlock(&n->lock);
-    tr__wire_close(&control->wire);
-    free(control);
     tr__network_lose(n, peer, error);
+}
+
+/* Under `hearing`. It sends what is damaged: nobody knows where its next message would begin, so nothing more is read. The connection
+ * stays, as the groups tell all members why they end, and this one, too. */
+static void stop_reading(tr__network_endpoint *n, tr__network_peer *peer)
+{
+    epoll_ctl(n->watch, EPOLL_CTL_DEL, peer->control->wire.socket, NULL);
+    peer->damaged = true;
+    tr__network_lose(n, peer, EBADMSG);
 }
 
 /* Under the lock, as others may be telling that peer something. */
@@ -116,7 +124,6 @@ static bool is_sound(const tr__network_endpoint *n, const tr__frame_head *head)
            head->origin >= 0 && head->origin < n->world_size;
 }
 
-/* Reads what has come from a peer. Behind damage nothing is read: nobody knows where a message would begin. */
 void tr__network_hear(tr__network_endpoint *n, tr__network_peer *peer)
 {
     while (peer->control && !peer->damaged) {
@@ -126,16 +133,15 @@ void tr__network_hear(tr__network_endpoint *n, tr__network_peer *peer)
         ssize_t got = want ? hear_bytes(n, peer, to, want) : 0;
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && tr__wire_would_block()) return;
-        if (want && got <= 0) {
+        bool damaged = want && got < 0 && errno == EBADMSG && !peer->control->wire.tls; /* TLS then sends no more, either */
+        if (want && got <= 0 && !damaged) {
             hang_up(n, peer, got < 0 ? errno : 0);
             return;
         }
-        peer->got += (size_t)got;
-        if (peer->got < sizeof peer->frame) continue;
-        if (!is_sound(n, &peer->frame.head)) { /* it can still be told why we give up */
-            epoll_ctl(n->watch, EPOLL_CTL_DEL, peer->control->wire.socket, NULL);
-            peer->damaged = true;
-            tr__network_lose(n, peer, EBADMSG);
+        if (!damaged) peer->got += (size_t)got;
+        if (!damaged && peer->got < sizeof peer->frame) continue;
+        if (damaged || !is_sound(n, &peer->frame.head)) {
+            stop_reading(n, peer);
             return;
         }
         if (peer->got < sizeof peer->frame + peer->frame.head.bytes) continue;
@@ -154,8 +160,7 @@ static void end_connection(tr__network_endpoint *n, tr__network_connection *c)
     *at = c->next;
     pthread_mutex_unlock(&n->lock);
     epoll_ctl(n->watch, EPOLL_CTL_DEL, c->wire.socket, NULL);
-    tr__wire_close(&c->wire);
-    free(c);
+    tr__network_close(c);
 }
 
 static void read_out(tr__network_endpoint *n, tr__network_connection *c)
@@ -174,26 +179,32 @@ static bool is_lost(tr__network_endpoint *n, const tr__network_peer *peer)
     int sockets[MOST], count = 0;
     pthread_mutex_lock(&n->lock);
     if (peer->control) sockets[count++] = peer->control->wire.socket;
-    for (const tr__network_connection *c = peer->connections; c && count && count < MOST; c = c->next)
-        sockets[count++] = c->wire.socket;
+    for (const tr__network_connection *c = peer->connections; c && count < MOST; c = c->next)
+        if (!c->ending) sockets[count++] = c->wire.socket;
     bool lost = count && tr__link_lost(sockets, count);
     pthread_mutex_unlock(&n->lock);
     return lost;
 }
 
+/* A peer without a control connection is lost for this rank alone: the path between the two is cut, or else those that have one will
+ * tell. */
 static void find_lost(tr__network_endpoint *n)
 {
     for (int rank = 0; rank < n->world_size; rank++) {
-        if (!is_lost(n, &n->peers[rank])) continue;
+        tr__network_peer *peer = &n->peers[rank];
+        if (!is_lost(n, peer)) continue;
         pthread_mutex_lock(&n->hearing);
-        hang_up(n, &n->peers[rank], ETIMEDOUT);
+        if (peer->control)
+            hang_up(n, peer, ETIMEDOUT);
+        else
+            tr__network_say_gone(n, peer, ETIMEDOUT);
         pthread_mutex_unlock(&n->hearing);
     }
 }
 
 static void say_all_heard(tr__network_endpoint *n)
 {
-    n->unsettled = false;
+    atomic_store(&n->unsettled, false);
     for (tr__network_group *g = n->groups; g; g = g->next) g->calls->heard_all(g->user);
 }
 
@@ -217,7 +228,7 @@ static void hear_all(tr__network_endpoint *n)
         pthread_mutex_unlock(&n->hearing);
     }
     pthread_mutex_lock(&n->hearing);
-    if (ready == 0 && n->unsettled) say_all_heard(n);
+    if (ready == 0 && atomic_load(&n->unsettled)) say_all_heard(n);
     pthread_mutex_unlock(&n->hearing);
 }
 
@@ -229,12 +240,12 @@ static void *monitor(void *arg)
     for (int rank = 0; rank < n->world_size; rank++) { /* what came with the last bytes of joining */
         tr__network_peer *peer = &n->peers[rank];
         pthread_mutex_lock(&n->hearing);
-        if (peer->control && tr__wire_holds(&peer->control->wire)) tr__network_hear(n, peer);
+        tr__network_hear(n, peer);
         pthread_mutex_unlock(&n->hearing);
     }
     while (!atomic_load(&n->stopping)) {
         int events;
-        (void)!tr__network_step(n, n->unsettled ? 0 : LOOK_MS, &events); /* without memory: again */
+        (void)!tr__network_step(n, atomic_load(&n->unsettled) ? 0 : LOOK_MS, &events); /* without memory: again */
         hear_all(n);
         tr__network_relink(n);
         if (tr__now_ns() < look) continue;

@@ -41,7 +41,7 @@ void tr__network_set_up_socket(tr__network_endpoint *n, int socket, tr__channel 
     int on = 1, latest = LATEST_MS;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     bool bounded = tr__link_bound_retries(socket), control = channel == TR__CONTROL_CHANNEL;
-    if (control || !bounded) tr__link_probe(socket);
+    if (control || !bounded || tr__network_relays(n)) tr__link_probe(socket);
     if (control) setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &latest, sizeof latest);
     if (!control && stop_pacing(socket) && !n->unpaced++)
         tr__log(TR_LOG_INFO, "group '%s': rank %d uses the congestion control 'reno' instead of the system's 'bbr' where round "

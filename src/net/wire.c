@@ -129,11 +129,6 @@ ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count)
     return sendmsg(w->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-bool tr__wire_withdraw(tr__wire *w)
-{
-    return !w->checked || tr__checked_withdraw(&w->out);
-}
-
 /* ---- Receiving --------------------------------------------------------------------------------------------------- */
 
 /* At least one byte, or as recv(). */

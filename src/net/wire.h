@@ -42,8 +42,6 @@ static inline size_t tr__wire_placed(const tr__wire *w) { return w->in.placed; }
  * receive. Then that so many of them are taken. */
 int tr__wire_peek(tr__wire *w, const char **there, size_t *bytes);
 void tr__wire_skip(tr__wire *w, size_t bytes);
-/* What a send refused will not be offered again. False when a part of it is on its way: nothing sensible can follow. */
-bool tr__wire_withdraw(tr__wire *w);
 /* Something that was taken has not gone to the socket. */
 bool tr__wire_pending(const tr__wire *w);
 /* Something has come that poll() does not know of. */

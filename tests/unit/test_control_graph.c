@@ -8,6 +8,7 @@
 #include "net/network.h"
 #include "processes.h"
 
+#include <linux/filter.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -25,6 +26,7 @@
 enum { WORLD = 12, STRIDE = 4 };
 
 static const setting each_its_own = {.hosts = (const int[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+static const setting encrypted = {.hosts = (const int[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, .encrypt = true};
 static const setting three_in_turns = {.hosts = (const int[]){0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}};
 
 /* ---- Killed ------------------------------------------------------------------------------------------------------ */
@@ -47,7 +49,7 @@ static void a_killed_rank_is_named_by_all_others(void **state)
     for (int turn = 0; turn < 12; turn++) {
         job j;
         int world = 9 + turn % 3 * 3 + turn % 2, victim = 5 * turn % world;
-        const setting *s = turn % 4 == 3 ? &three_in_turns : &each_its_own;
+        const setting *s = turn % 4 == 3 ? &three_in_turns : turn % 4 == 2 ? &encrypted : &each_its_own;
         int64_t killed = kill_one_of(&j, s, world, victim, reduce_until_it_fails, turn % 2 ? &j : NULL, 300 * turn);
         for (int i = 0; i < world; i++)
             if (i != victim) check_survivor(&j, i, victim, killed, (const char *[]){"died", "", ""});
@@ -118,10 +120,34 @@ static void listen_without_answers(char address[TR__ADDRESS_TEXT], int sockets[1
     assert_int_equal(tr__address_write(&a, address), TR_OK);
 }
 
+typedef struct loss {
+    int last, count; /* ranks that are gone */
+    tr__network_group *group;
+    const char *reason; /* not NULL: the group tells its members */
+} loss;
+
 static void note_gone(void *user, int member, int error)
 {
+    loss *l = user;
     (void)error;
-    *(int *)user = member;
+    l->last = member;
+    l->count++;
+    tr__network_frame frame = {.head = {.type = 1, .bytes = l->reason ? strlen(l->reason) : 0}};
+    if (l->reason) tr__network_tell_all(l->group, &frame, l->reason);
+}
+
+static const tr__network_calls calls = {.gone = note_gone};
+
+/* Rank 0 of a world, alone; a loss's group is attached. */
+static tr__network_endpoint *endpoint_with(loss *l)
+{
+    const tr__network_options options = {.name = "g", .world_size = WORLD, .wanted = "127.0.0.1"};
+    tr__network_endpoint *n;
+    assert_int_equal(tr__network_new(&options, &n), TR_OK);
+    assert_int_equal(tr__network_attach(n, TR__FIRST_GROUP, &calls, l, &l->group), TR_OK);
+    for (int i = 0; i < WORLD; i++) l->group->members[i] = i;
+    tr__network_enter(l->group, WORLD);
+    return n;
 }
 
 /* For a while there is none to connect with. */
@@ -138,36 +164,198 @@ static void lack_descriptors(tr__network_endpoint *n)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
 }
 
-/* Rank 0 is to connect with rank 1 in place of one that has died, and rank 1 is gone with its host. Seconds are pretended. */
-static void a_new_neighbour_that_never_answers_is_gone(void **state)
+/* Rank 0 is to connect with rank 1 in place of one that has died, and rank 1 is gone with its host, on which ranks 2 to 5 were,
+ * too. Seconds are pretended. */
+static void a_new_neighbour_that_never_answers_is_gone_with_its_host(void **state)
 {
     (void)state;
-    const tr__network_calls calls = {.gone = note_gone};
-    const tr__network_options options = {.name = "g", .world_size = WORLD, .wanted = "127.0.0.1"};
-    tr__network_endpoint *n;
-    tr__network_group *g;
-    int sockets[1 + FILLING], gone = -1, seconds = 0;
-    assert_int_equal(tr__network_new(&options, &n), TR_OK);
-    assert_int_equal(tr__network_attach(n, TR__FIRST_GROUP, &calls, &gone, &g), TR_OK);
-    for (int i = 0; i < WORLD; i++) g->members[i] = i;
-    tr__network_enter(g, WORLD);
+    loss l = {.last = -1};
+    tr__network_endpoint *n = endpoint_with(&l);
+    int sockets[1 + FILLING], seconds = 0;
     n->peers[1].record.same_host = true;
     listen_without_answers(n->peers[1].record.address, sockets);
+    for (int other = 2; other < WORLD; other++)
+        snprintf(n->peers[other].record.address, TR__ADDRESS_TEXT, other < 6 ? "127.0.0.1:%d" : "127.0.0.11:%d", other);
+    snprintf(n->peers[6].record.address, TR__ADDRESS_TEXT, "127.0.0.1:6"); /* at that address, and another host */
+    snprintf(n->peers[6].record.host, sizeof n->peers[6].record.host, "behind");
     assert_int_equal(tr__network_call(n, 1, TR__CONTROL_CHANNEL, TR__FIRST_GROUP), TR_OK);
     lack_descriptors(n);
-    assert_int_equal(gone, -1);
+    assert_int_equal(l.count, 0);
     n->outgoing->retry = 0;
-    for (int ready; seconds < 40 && gone < 0; seconds++) {
+    for (int ready; seconds < 40 && !l.count; seconds++) {
         assert_int_equal(tr__network_step(n, 10, &ready), TR_OK);
         if (!n->outgoing) continue;
         n->outgoing->since -= 1000000000;
         if (n->outgoing->silent) n->outgoing->silent -= 1000000000;
     }
-    assert_int_equal(gone, 1);
+    assert_int_equal(l.count, 5);
+    assert_int_equal(l.last, 5);
     assert_in_range(seconds, 15, 30); /* as long as a link may be silent, and no shorter */
     assert_null(n->outgoing);
-    tr__network_detach(g, true);
+    tr__network_detach(l.group, true);
     for (int i = 0; i <= FILLING; i++) close(sockets[i]);
+}
+
+/* ---- What a neighbour is told -------------------------------------------------------------------------------------- */
+
+/* Rank 1's end of a control connection that rank 0 has with it. */
+static tr__wire connect_with_one(tr__network_endpoint *n, bool checked, tr__network_connection **control)
+{
+    int port, listener = listen_on_loopback(&port), little = 4096;
+    setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &little, sizeof little); /* so that messages go in several packets */
+    tr__wire ours = {.socket = call_loopback(port), .checked = checked};
+    tr__wire theirs = {.socket = accept(listener, NULL, NULL), .checked = checked};
+    assert_true(theirs.socket >= 0 && ours.socket >= 0);
+    setsockopt(ours.socket, SOL_SOCKET, SO_SNDBUF, &little, sizeof little);
+    close(listener);
+    assert_int_equal(tr__network_adopt(n, 1, TR__CONTROL_CHANNEL, TR__FIRST_GROUP, &ours, control), TR_OK);
+    return theirs;
+}
+
+/* The next message; false: none has come. It fails at the end of the connection, and where there is no message. */
+static bool read_message(tr__wire *w, tr__network_frame *frame, char text[TR__FRAME_TEXT])
+{
+    size_t got = 0, want = sizeof *frame;
+    while (got < want) {
+        char *to = got < sizeof *frame ? frame->bytes + got : text + (got - sizeof *frame);
+        size_t most = got < sizeof *frame ? sizeof *frame - got : want - got;
+        ssize_t more = tr__wire_receive(w, &(struct iovec){to, most}, 1, false);
+        if (more < 0 && tr__wire_would_block()) {
+            if (got == 0) return false;
+            usleep(100);
+            continue;
+        }
+        assert_true(more > 0);
+        if ((got += (size_t)more) == sizeof *frame) want += frame->head.bytes;
+        if (got >= sizeof *frame) assert_true(frame->head.magic == TR__NETWORK_MAGIC && frame->head.bytes <= TR__FRAME_TEXT);
+    }
+    return true;
+}
+
+static void push(tr__network_endpoint *n, tr__network_connection *control)
+{
+    pthread_mutex_lock(&n->lock);
+    tr__network_push(n, control);
+    pthread_mutex_unlock(&n->lock);
+}
+
+/* Rank 1 is stopped while more is said than is kept. It misses the oldest, and hears whole messages up to the last: were it to
+ * find the connection at its end, it would tell all that rank 0 has died. */
+static void a_stopped_neighbour_misses_whole_messages(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 2; turn++) {
+        loss l = {.last = -1};
+        tr__network_endpoint *n = endpoint_with(&l);
+        tr__network_connection *control;
+        tr__wire theirs = connect_with_one(n, turn == 1, &control);
+        tr__network_frame frame = {.head.type = 1};
+        char text[TR__FRAME_TEXT] = "";
+        uint32_t last = 0, missed = 0;
+        int said = 0; /* until the kernel has taken a part of a message */
+        for (frame.head.bytes = 1000; !control->waits || (turn == 0 && control->part == 0); frame.head.bytes ^= 37) {
+            assert_true(said++ < 10000);
+            if (control->waits) read_message(&theirs, &(tr__network_frame){0}, text);
+            tr__network_tell_all(l.group, &frame, text);
+        }
+        for (uint64_t i = 0; i < n->news_most + 10; i++) tr__network_tell_all(l.group, &frame, text);
+        for (int idle = 0; last < n->said && idle < 1000;) {
+            push(n, control);
+            if (!read_message(&theirs, &frame, text)) {
+                idle++;
+                usleep(1000);
+                continue;
+            }
+            assert_true(frame.head.number > last);
+            missed += frame.head.number - last - 1;
+            last = frame.head.number;
+        }
+        assert_int_equal(last, n->said);
+        assert_true(missed > 0);
+        tr__wire_close(&theirs);
+        tr__network_detach(l.group, false);
+    }
+}
+
+/* What rank 1 sends does not have the right checksum: rank 0 gives it up, and it hears why before the connection ends. */
+static void who_sends_damage_hears_of_it(void **state)
+{
+    (void)state;
+    loss l = {.last = -1, .reason = "rank 1 sent a damaged message"};
+    tr__network_endpoint *n = endpoint_with(&l);
+    tr__network_connection *control;
+    tr__wire theirs = connect_with_one(n, true, &control);
+    tr__network_frame frame = {.head.type = 0};
+    char text[TR__FRAME_TEXT] = "", damaged[] = "this is no header of a record";
+    assert_int_equal(send(theirs.socket, damaged, sizeof damaged, 0), sizeof damaged);
+    for (int turn = 0; turn < 1000 && !l.count; turn++) {
+        usleep(1000);
+        pthread_mutex_lock(&n->hearing);
+        tr__network_hear(n, &n->peers[1]);
+        pthread_mutex_unlock(&n->hearing);
+    }
+    assert_int_equal(l.last, 1);
+    for (int turn = 0; turn < 1000 && frame.head.type != 1; turn++)
+        if (!read_message(&theirs, &frame, text)) usleep(1000);
+    assert_int_equal(frame.head.type, 1);
+    assert_memory_equal(text, l.reason, strlen(l.reason));
+    tr__wire_close(&theirs);
+    tr__network_detach(l.group, false);
+}
+
+/* ---- A path --------------------------------------------------------------------------------------------------------- */
+
+enum { DESCRIPTORS = 256 };
+
+/* Those that are connected by TCP. */
+static void find_connected(bool connected[DESCRIPTORS])
+{
+    struct sockaddr_storage address;
+    for (int fd = 0; fd < DESCRIPTORS; fd++) {
+        socklen_t length = sizeof address;
+        connected[fd] = getpeername(fd, (struct sockaddr *)&address, &length) == 0 && address.ss_family == AF_INET;
+    }
+}
+
+/* Those that were not yet connected lose all that comes. */
+static void cut_off(const bool before[DESCRIPTORS])
+{
+    struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog filter = {1, &nothing};
+    bool now[DESCRIPTORS];
+    find_connected(now);
+    for (int fd = 0; fd < DESCRIPTORS; fd++)
+        if (now[fd] && !before[fd]) setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
+}
+
+/* Ranks 0 and 6, which are no neighbours, lose the path between them; the call's timeout is much later. */
+static tr_status lose_a_path(rank *r)
+{
+    float x = 0;
+    TRY(tr_barrier(r->group));
+    bool before[DESCRIPTORS];
+    int other = 6 - r->number;
+    find_connected(before);
+    if (other != 0 && other != 6) {
+        CHECK(tr_recv(r->group, &x, 1, .peer = (r->number + 1) % r->world, .tag = 1) == TR_PEER);
+        return TR_OK;
+    }
+    if (other) TRY(tr_send(r->group, &x, 1, .peer = other));
+    TRY(tr_recv(r->group, &x, 1, .peer = other));
+    if (!other) TRY(tr_send(r->group, &x, 1, .peer = other));
+    usleep(200000); /* nothing is under way any more */
+    cut_off(before);
+    int64_t begin = tr__now_ns();
+    CHECK(tr_recv(r->group, &x, 1, .peer = other, .tag = 1, .timeout_ms = PATIENCE_MS) == TR_PEER);
+    CHECK(tr__now_ns() - begin < 25 * (int64_t)1000000000);
+    SAYS("cannot be reached any more");
+    return TR_OK;
+}
+
+static void a_path_between_two_is_lost(void **state)
+{
+    (void)state;
+    run_job_in(&each_its_own, WORLD, lose_a_path, NULL);
 }
 
 /* ---- Stopped ----------------------------------------------------------------------------------------------------- */
@@ -233,7 +421,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_killed_rank_is_named_by_all_others),
         cmocka_unit_test(a_neighbourhood_dies_and_others_go_on),
-        cmocka_unit_test(a_new_neighbour_that_never_answers_is_gone),
+        cmocka_unit_test(a_new_neighbour_that_never_answers_is_gone_with_its_host),
+        cmocka_unit_test(a_stopped_neighbour_misses_whole_messages),
+        cmocka_unit_test(who_sends_damage_hears_of_it),
+        cmocka_unit_test(a_path_between_two_is_lost),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(those_who_stay_hear_that_the_others_left),
     };

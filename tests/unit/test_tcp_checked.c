@@ -207,23 +207,6 @@ static void a_cut_is_an_end(void **state)
     }
 }
 
-/* What a full socket refused whole may be withdrawn; a record in part may not. */
-static void a_refused_message_can_be_withdrawn(void **state)
-{
-    stream *s = *state;
-    int ends[2];
-    make_sockets(ends);
-    tr__checked_sender sender = {0};
-    assert_true(tr__checked_withdraw(&sender));
-    struct iovec large = {s->sent, BYTES};
-    ssize_t taken = tr__checked_send(&sender, ends[0], &large, 1);
-    assert_true(taken > 0 && taken < BYTES);
-    bool in_part = sender.left < sender.header.bytes || sender.framed;
-    assert_int_equal(tr__checked_withdraw(&sender), !in_part);
-    close(ends[0]);
-    close(ends[1]);
-}
-
 /* Whoever goes on without records, as remote procedure calls do, gets what was read ahead of them, and the rest from the socket. */
 static void bytes_behind_records_are_not_lost(void **state)
 {
@@ -260,7 +243,6 @@ int main(void)
         cmocka_unit_test(a_flipped_bit_is_found),
         cmocka_unit_test(a_record_out_of_turn_is_found),
         cmocka_unit_test(a_cut_is_an_end),
-        cmocka_unit_test(a_refused_message_can_be_withdrawn),
         cmocka_unit_test(bytes_behind_records_are_not_lost),
     };
     return cmocka_run_group_tests(tests, make_stream, free_stream);

@@ -137,7 +137,7 @@ static void hear_call(tr__tcp *t, tr__tcp_peer *peer, const tr__tcp_frame *frame
     pthread_mutex_unlock(&t->lock);
     if (ours.sequence != call->sequence || !call->sequence || tr__signature_agrees(&ours, call) || t->mismatch.there) return;
     t->mismatch = (tr__tcp_mismatch){true, peer->rank, ours, *call};
-    t->network->unsettled = true;
+    atomic_store(&t->network->unsettled, true);
 }
 
 /* call: its last one; without a number when it has made none. */
