@@ -21,6 +21,10 @@ namespace tr_emulator {
 
 enum { DEVICES = 8 }; /* at most */
 
+/* What is said in signal handlers, too: without memory of the heap. */
+struct text { char at[800]; };
+text print(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* ---- For tests: the environment variable CUDA_EMULATOR="seed=7 devices=2 memory_mb=512 fail=cudaMalloc:3" says the
  * same at the start of a process. ---- */
 
@@ -182,7 +186,7 @@ void close_idle_memory();
 /* What stands at an address, for a message; a thread outside kernels fails to read or write it. Both are called by a
  * signal handler, without the lock, on the thread that failed; other threads may change the maps, which a test that has
  * failed already must risk. */
-std::string describe_address(const void *address);
+text describe_address(const void *address);
 void describe_host_fault(const void *address);
 
 } /* namespace tr_emulator */

@@ -97,23 +97,23 @@ void leave_memory(unsigned devices)
 
 void close_idle_memory() { open_memory(0); }
 
-std::string describe_address(const void *address)
+text describe_address(const void *address)
 {
     const int device = device_of(address);
-    if (device < 0) return "which is no memory of a device";
-    const std::string on = " on device " + std::to_string(device);
+    if (device < 0) return print("which is no memory of a device");
     const auto *found = before(memories[device].live, address);
-    if (!found) return "which is not allocated" + on;
+    if (!found) return print("which is not allocated on device %d", device);
     const auto inside = static_cast<size_t>(static_cast<const char *>(address) - found->first);
     const size_t bytes = found->second.bytes;
     return inside < bytes
-        ? "byte " + std::to_string(inside) + " of " + std::to_string(bytes) + on + ", whose memory it cannot reach"
-        : std::to_string(inside - bytes) + " bytes after the end of " + std::to_string(bytes) + on;
+        ? print("byte %zu of %zu on device %d, whose memory it cannot reach", inside, bytes, device)
+        : print("%zu bytes after the end of %zu on device %d", inside - bytes, bytes, device);
 }
 
 void describe_host_fault(const void *address)
 {
-    if (device_of(address) >= 0) dprintf(2, "the host accesses %p: %s\n", address, describe_address(address).c_str());
+    const text said = print("the host accesses %p: %s\n", address, describe_address(address).at);
+    if (device_of(address) >= 0 && write(2, said.at, strlen(said.at)) < 0) return;
 }
 
 } /* namespace tr_emulator */

@@ -83,7 +83,7 @@ struct block_run {
     fiber own;                        /* the stack of the host's thread */
     int combined = 0;                 /* what the last barrier made of the values */
     std::unique_ptr<void, void (*)(void *)> shared{nullptr, free};
-    std::string error;
+    char error[1024] = "";
 
     block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
         : launch(l), meeting(m), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
@@ -103,8 +103,8 @@ struct block_run {
     void finish_operation(thread_state &mine);
     void thread_ended(thread_state &t);
     void complain(const char *format, ...) __attribute__((format(printf, 2, 3)));
-    std::string who(const thread_state &t) const;
-    std::string tell(const thread_state &t) const;
+    text who(const thread_state &t) const;
+    text tell(const thread_state &t) const;
     warp_state &warp_of(const thread_state &t) { return warps[t.number / 32]; }
     uint64_t draw() { return mix(state += GOLDEN); }
 };
@@ -114,10 +114,10 @@ static __thread block_run *current;
 
 /* The stacks of a thread of the host that no fiber has at the moment. */
 struct stack_pool {
-    std::vector<fiber *> free, all;
+    std::vector<fiber *> free;
     ~stack_pool()
     {
-        for (fiber *f : all) {
+        for (fiber *f : free) {
             fiber_free(f);
             delete f;
         }
@@ -126,9 +126,7 @@ struct stack_pool {
     {
         if (free.empty()) {
             auto made = std::make_unique<fiber>();
-            if (!fiber_make(made.get())) return nullptr;
-            all.push_back(made.get());
-            free.push_back(made.release());
+            return fiber_make(made.get()) ? made.release() : nullptr;
         }
         fiber *f = free.back();
         free.pop_back();
@@ -139,18 +137,32 @@ static thread_local stack_pool pool;
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
+static text print_all(const char *format, va_list values)
+{
+    text made;
+    vsnprintf(made.at, sizeof made.at, format, values);
+    return made;
+}
+
+text print(const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    const text made = print_all(format, values);
+    va_end(values);
+    return made;
+}
+
 /* The first complaint counts; it begins with the kernel and the block. */
 void block_run::complain(const char *format, ...)
 {
-    if (!error.empty()) return;
-    char text[1024];
+    if (*error) return;
     const uint3 b = here.block;
-    va_list more;
-    va_start(more, format);
-    const int n = snprintf(text, sizeof text, "kernel %s, block (%u,%u,%u): ", launch.kernel, b.x, b.y, b.z);
-    vsnprintf(text + n, sizeof text - static_cast<size_t>(n), format, more);
-    va_end(more);
-    error = text;
+    va_list values;
+    va_start(values, format);
+    const text more = print_all(format, values);
+    va_end(values);
+    snprintf(error, sizeof error, "kernel %s, block (%u,%u,%u): %s", launch.kernel, b.x, b.y, b.z, more.at);
 }
 
 static uint3 index_in(const dim3 &size, size_t i)
@@ -159,19 +171,18 @@ static uint3 index_in(const dim3 &size, size_t i)
         static_cast<unsigned>(i / size.x / size.y)};
 }
 
-std::string block_run::who(const thread_state &t) const
+text block_run::who(const thread_state &t) const
 {
     const uint3 i = index_in(launch.block, t.number);
-    return "thread (" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
+    return print("thread (%u,%u,%u)", i.x, i.y, i.z);
 }
 
-std::string block_run::tell(const thread_state &t) const
+text block_run::tell(const thread_state &t) const
 {
-    char mask[32] = "";
-    if (warps[t.number / 32].ended >> lane_of(t) & 1) return who(t) + " has ended";
-    if (!t.waits_in) return who(t) + " can go on";
-    if (t.compute) snprintf(mask, sizeof mask, ", mask 0x%08x,", t.mask);
-    return who(t) + " waits in " + t.waits_in + mask + " at " + t.at.file + ":" + std::to_string(t.at.line);
+    const text mask = t.compute ? print(", mask 0x%08x,", t.mask) : text{};
+    if (warps[t.number / 32].ended >> lane_of(t) & 1) return print("%s has ended", who(t).at);
+    if (!t.waits_in) return print("%s can go on", who(t).at);
+    return print("%s waits in %s%s at %s:%d", who(t).at, t.waits_in, mask.at, t.at.file, t.at.line);
 }
 
 /* Leaves the running thread for good: the block is given up. */
@@ -183,7 +194,7 @@ std::string block_run::tell(const thread_state &t) const
 
 void trap(const char *what, site at)
 {
-    current->complain("%s at %s:%d by %s", what, at.file, at.line, current->who(*current->running).c_str());
+    current->complain("%s at %s:%d by %s", what, at.file, at.line, current->who(*current->running).at);
     leave();
 }
 
@@ -202,8 +213,8 @@ static void on_fault(int number, siginfo_t *info, void *context)
         return; /* the instruction fails again, and what was there before us hears of it */
     }
     const thread_state &t = *current->running;
-    current->complain("%s accesses %p, %s, after %s:%d", current->who(t).c_str(), info->si_addr,
-        describe_address(info->si_addr).c_str(), t.at.file ? t.at.file : "its first line", t.at.line);
+    current->complain("%s accesses %p, %s, after %s:%d", current->who(t).at, info->si_addr,
+        describe_address(info->si_addr).at, t.at.file ? t.at.file : "its first line", t.at.line);
     auto *machine = &static_cast<ucontext_t *>(context)->uc_mcontext;
     char *top = t.on->stack + t.on->bytes - 256;
 #if defined(__x86_64__)
@@ -286,14 +297,14 @@ bool block_run::release()
     }
     if (ended == threads.size()) return false;
     if (at_barrier && elsewhere) {
-        complain("divergent barrier: %s, but %s", tell(*at_barrier).c_str(), tell(*elsewhere).c_str());
+        complain("divergent barrier: %s, but %s", tell(*at_barrier).at, tell(*elsewhere).at);
         return false;
     }
     if (in_operation) {
         const unsigned missing = in_operation->mask & ~warp_of(*in_operation).ended & ~(1u << lane_of(*in_operation));
         const thread_state &other = missing
             ? threads[in_operation->number / 32 * 32 + static_cast<unsigned>(__builtin_ctz(missing))] : *in_operation;
-        complain("deadlock: %s for lanes that never come: %s", tell(*in_operation).c_str(), tell(other).c_str());
+        complain("deadlock: %s for lanes that never come: %s", tell(*in_operation).at, tell(other).at);
         return false;
     }
     const combine how = threads[0].how;
@@ -367,7 +378,7 @@ bool block_run::run(uint3 block)
     if (shared) memset(shared.get(), 0xff, launch.shared);
     shuffle_order();
     next = pick();
-    while (next && error.empty()) {
+    while (next && !*error) {
         if (!next->on) {
             next->on = pool.take();
             if (!next->on) {
@@ -380,7 +391,7 @@ bool block_run::run(uint3 block)
         fiber_switch(&own, running->on);
         running = nullptr;
     }
-    if (error.empty()) return true;
+    if (!*error) return true;
     for (thread_state &t : threads) { /* threads that are given up half-way */
         if (!t.on) continue;
         fiber_abandon(t.on);
@@ -427,12 +438,12 @@ void warp_operation(const char *name, warp_function *compute, unsigned mask, voi
     s.compute = compute;
     s.mask = mask;
     s.slot = slot;
-    if (!(mask & bit)) b.complain("a lane outside its mask: %s", b.tell(s).c_str());
+    if (!(mask & bit)) b.complain("a lane outside its mask: %s", b.tell(s).at);
     else {
         w.in_operation |= bit;
         b.finish_operation(s);
     }
-    if (!b.error.empty()) leave();
+    if (*b.error) leave();
     if (!(w.ready & bit)) return b.wait(name, at);
     w.ready &= ~bit; /* the last one goes on at once */
     s.waits_in = nullptr;
@@ -451,7 +462,7 @@ void block_run::finish_operation(thread_state &mine)
         slots[i] = other.slot;
         if (other.compute == mine.compute && other.mask == mine.mask && same_line(other.at, mine.at)) continue;
         if (!(other.mask >> lane_of(mine) & 1)) return; /* it does not wait for this lane, so it may come yet */
-        complain("lanes in different warp operations: %s, but %s", tell(mine).c_str(), tell(other).c_str());
+        complain("lanes in different warp operations: %s, but %s", tell(mine).at, tell(other).at);
         return;
     }
     mine.compute(slots);

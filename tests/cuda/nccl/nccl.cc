@@ -35,8 +35,7 @@ struct ring {
 struct division {
     std::atomic<int> said[RANKS], left[RANKS]; /* in which split it has said so, and has read all */
     int color[RANKS], key[RANKS];
-    std::atomic<int> ready[RANKS];             /* of the first of a color: in which split the id is there */
-    ncclUniqueId id[RANKS];
+    ncclUniqueId id[RANKS];                    /* that of the first of a color serves */
 };
 
 struct segment {
@@ -321,7 +320,7 @@ ncclResult_t ncclGroupEnd(void)
 
 /* ---- Communicators ----------------------------------------------------------------------------------------------- */
 
-/* The memfd stays open in the process that made it: a group more costs it a descriptor. */
+/* The memfd stays open in the process that made it: a group more, or a split, costs it a descriptor. */
 static ncclResult_t make_id(ncclUniqueId *id)
 {
     const int file = memfd_create("nccl", MFD_CLOEXEC);
@@ -372,6 +371,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part
     division &d = c.shared->parts;
     for (int rank = 0; rank < c.ranks; rank++)
         while (d.left[rank] < c.splits) sched_yield(); /* the one before */
+    if (make_id(&d.id[c.rank]) != ncclSuccess) return fail(c, ncclSystemError, "no id for the part");
     d.color[c.rank] = color;
     d.key[c.rank] = key;
     d.said[c.rank] = ++c.splits;
@@ -380,7 +380,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *part
     return ncclInProgress;
 }
 
-/* Goes on with a split; when all have said what they want, the first of a color brings the id of its part. */
+/* Goes on with a split, when all have said what they want. */
 static ncclResult_t go_on_splitting(communicator &c)
 {
     division &d = c.shared->parts;
@@ -390,18 +390,11 @@ static ncclResult_t go_on_splitting(communicator &c)
         if (d.color[rank] == d.color[c.rank]) members.push_back({d.key[rank], rank});
     }
     std::sort(members.begin(), members.end());
-    const int first = members[0].second;
     const auto own = std::find(members.begin(), members.end(), std::make_pair(d.key[c.rank], c.rank));
     ncclResult_t result = ncclInProgress;
-    if (d.color[c.rank] >= 0) {
-        if (first == c.rank && d.ready[first] < c.splits) {
-            if (make_id(&d.id[first]) != ncclSuccess) return fail(c, ncclSystemError, "no id for the part");
-            d.ready[first] = c.splits;
-        }
-        if (d.ready[first] < c.splits) return ncclInProgress;
-        result = join(c.part, static_cast<int>(members.size()), d.id[first], static_cast<int>(own - members.begin()),
-            c.device);
-    }
+    if (d.color[c.rank] >= 0)
+        result = join(c.part, static_cast<int>(members.size()), d.id[members[0].second],
+            static_cast<int>(own - members.begin()), c.device);
     d.left[c.rank] = c.splits;
     c.part = nullptr;
     return result == ncclInProgress ? ncclSuccess : fail(c, result, "joining the part failed");
