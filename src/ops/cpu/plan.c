@@ -133,32 +133,22 @@ typedef struct plan {
 /* Process-wide. Shapes beyond what it holds are planned at each call. */
 static _Atomic(plan *) plans[SLOTS];
 
-/* A call, as its kernels see it, and what is looked up for it. */
-typedef struct problem {
-    bool is_conv;
-    tr__gemm gemm;
-    tr__conv2d conv; /* of one of them */
-    plan wanted;
-} problem;
-
-static problem problem_of(const tr_op_call *call)
+static bool is_conv(const tr_op_call *call)
 {
-    problem p = {.wanted.key[0] = call->op - tr__ops};
-    int64_t *key = p.wanted.key;
-    p.is_conv = call->op == tr__op(conv2d) || call->op == tr__op(conv2d_grad_input) || call->op == tr__op(conv2d_grad_weight);
-    if (p.is_conv) {
-        p.conv = tr__conv2d_of(call);
-        key[1] = call->inputs[0]->dtype | call->inputs[1]->dtype << 8 | call->outputs[0]->dtype << 16;
-        _Static_assert(sizeof p.conv <= sizeof p.wanted.key - 2 * sizeof *key, "the sizes of a convolution fit a key");
-        memcpy(key + 2, &p.conv, sizeof p.conv);
-        return p;
-    }
-    p.gemm = tr__gemm_of(call);
-    const tr__gemm *g = &p.gemm;
-    const int64_t numbers[] = {g->a.dtype, g->b.dtype, g->c.dtype, g->a.row.n, g->a.column.n, g->b.column.n, g->c_batch.n,
-        tr__gemm_activates(g), tr__axis_contiguous(&g->b.column), tr__onednn_takes(g)};
-    memcpy(key + 1, numbers, sizeof numbers);
-    return p;
+    return call->op == tr__op(conv2d) || call->op == tr__op(conv2d_grad_input) || call->op == tr__op(conv2d_grad_weight);
+}
+
+/* What is looked up for a call: s is its convolution, or else p its gemm. */
+static plan key_of(const tr_op_call *call, const tr__conv2d *s, const tr__gemm *p)
+{
+    if (p)
+        return (plan){.key = {call->op - tr__ops, p->a.dtype, p->b.dtype, p->c.dtype, p->a.row.n, p->a.column.n,
+            p->b.column.n, p->c_batch.n, tr__gemm_activates(p), tr__axis_contiguous(&p->b.column), tr__onednn_takes(p)}};
+    plan made = {.key = {call->op - tr__ops,
+        call->inputs[0]->dtype | call->inputs[1]->dtype << 8 | call->outputs[0]->dtype << 16}};
+    _Static_assert(sizeof *s <= sizeof made.key - 2 * sizeof *made.key, "the sizes of a convolution fit a key");
+    memcpy(made.key + 2, s, sizeof *s);
+    return made;
 }
 
 static size_t slot_of(const plan *p)
@@ -212,8 +202,15 @@ static algorithm current(const plan *p)
 const char *tr__plan_name(const tr_op_call *call)
 {
     if (tr__cpu_kernels[call->op - tr__ops] != tr__planned || !call->outputs[0]) return NULL; /* or the gradient of a bias alone */
-    problem p = problem_of(call);
-    const plan *found = find(&p.wanted);
+    plan wanted;
+    if (is_conv(call)) {
+        tr__conv2d s = tr__conv2d_of(call);
+        wanted = key_of(call, &s, NULL);
+    } else {
+        tr__gemm p = tr__gemm_of(call);
+        wanted = key_of(call, NULL, &p);
+    }
+    const plan *found = find(&wanted);
     return found ? names[current(found)] : NULL;
 }
 
@@ -230,27 +227,37 @@ static tr_status run_conv(tr_op_call *call, const tr__conv2d *s, algorithm by)
     return tr__sum_onto(call->inputs[0], TR__CONV2D_PIXELS, call->outputs[1], attrs->accumulate_bias);
 }
 
-static tr_status run(tr_op_call *call, const problem *p, algorithm by)
+static tr_status run(tr_op_call *call, const tr__conv2d *s, const tr__gemm *p, algorithm by)
 {
     if (by == REFERENCE) return TR_DECLINED;
-    if (by == ONEDNN) return p->is_conv ? tr__onednn_conv(call) : tr__onednn_matmul(call, &p->gemm);
-    return p->is_conv ? run_conv(call, &p->conv, by) : tr__cpu_gemm(call, &p->gemm, gemm_kernel(by));
+    if (by == ONEDNN) return s ? tr__onednn_conv(call) : tr__onednn_matmul(call, p);
+    return s ? run_conv(call, s, by) : tr__cpu_gemm(call, p, gemm_kernel(by));
+}
+
+/* As planned, or as is planned now. */
+static tr_status run_planned(tr_op_call *call, const tr__conv2d *s, const tr__gemm *p)
+{
+    plan made = key_of(call, s, p), *kept = find(&made);
+    if (!kept) {
+        made.first = s ? choose_conv(call, s, true) : choose_gemm(p, true);
+        made.second = s ? choose_conv(call, s, false) : choose_gemm(p, false);
+        kept = keep(&made, call);
+    }
+    algorithm by = current(kept);
+    tr_status status = run(call, s, p, by);
+    if (status != TR_DECLINED || by != ONEDNN) return status;
+    atomic_store(&kept->declined, true);
+    return run(call, s, p, kept->second);
 }
 
 tr_status tr__planned(tr_op_call *call)
 {
     if (!call->outputs[0]) /* the gradient of a bias alone */
-        return call->op == tr__op(conv2d_grad_weight) ? TR_DECLINED : tr__bias_gradient(call);
-    problem p = problem_of(call);
-    plan *kept = find(&p.wanted);
-    if (!kept) {
-        p.wanted.first = p.is_conv ? choose_conv(call, &p.conv, true) : choose_gemm(&p.gemm, true);
-        p.wanted.second = p.is_conv ? choose_conv(call, &p.conv, false) : choose_gemm(&p.gemm, false);
-        kept = keep(&p.wanted, call);
+        return is_conv(call) ? TR_DECLINED : tr__bias_gradient(call);
+    if (is_conv(call)) {
+        tr__conv2d s = tr__conv2d_of(call);
+        return run_planned(call, &s, NULL);
     }
-    algorithm by = current(kept);
-    tr_status status = run(call, &p, by);
-    if (status != TR_DECLINED || by != ONEDNN) return status;
-    atomic_store(&kept->declined, true);
-    return run(call, &p, kept->second);
+    tr__gemm p = tr__gemm_of(call);
+    return run_planned(call, NULL, &p);
 }

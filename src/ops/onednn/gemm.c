@@ -159,7 +159,7 @@ tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device)
     if (!fits(p, &work)) return TR_DECLINED;
     int64_t m = p->a.row.n, n = p->b.column.n;
     work.by_rows = m >= n;
-    work.depth = tr__onednn_has(dnnl_cpu_isa_avx2) ? p->a.column.n : DEPTH;
+    work.depth = p->a.column.n <= DEPTH || tr__onednn_has(dnnl_cpu_isa_avx2) ? p->a.column.n : DEPTH;
     work.splits = ((work.by_rows ? m : n) + TASK - 1) / TASK;
     tr_status status = TR_OK;
     if (p->a.dtype != TR_F32) {
