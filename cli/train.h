@@ -58,7 +58,7 @@ struct tr__train {
     const char *optimizer, *dtype; /* optimizer NULL: not said yet */
     int seed;
     int eval_every, save_every, keep;
-    bool keep_best;
+    bool keep_best, bf16_state;
     /* What holds for this run only. */
     int ranks, threads, timeout, stop_at, profile, check_replicas;
     const char *out, *json, *allow_different, *device, *backend;
@@ -100,8 +100,8 @@ extern const char *const tr__train_optimizers[], *const tr__train_dtypes[]; /* t
 /* For a kind's fill_in: the optimizer, its learning rate, momentum and weight decay, where they were not given; lr goes with
  * the usual optimizer. -1 when all is well, else the exit code, after a message. */
 int tr__train_method(tr__train *train, const char *usual, double lr);
-/* For a trainer's .optimizer, with the train as its user. */
-tr_optimizer *tr__train_make_optimizer(tr_tensor_list *parameters, void *train);
+/* For a trainer's .optimizer, with the train as its user; NULL: the trainer's usual one, as it makes it. */
+tr_optimizer_maker tr__train_optimizer_maker(const tr__train *train);
 tr_dtype tr__train_autocast(const tr__train *train);
 /* Moves the model to this rank's device, and marks its blocks where --recompute asks for it. */
 tr_status tr__train_prepare(const tr__train *train, const tr_group *group, tr_module *model);

@@ -229,7 +229,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
         model, m->images.training, .validation = m->images.validation, .group = group, .global_batch = t->batch,
         .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr, .min_lr = t->min_lr,
         .momentum = t->momentum, .weight_decay = t->weight_decay, .clip = t->clip,
-        .autocast = tr__train_autocast(t), .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
+        .autocast = tr__train_autocast(t), .optimizer = tr__train_optimizer_maker(t), .user = t,
         .step_in_backward = t->step_in_backward, .check_replicas = t->check_replicas,
         .stop_on_spike = t->stop_on_spike,
         .seed = (uint64_t)t->seed, .workers = m->workers, .resume = resume,

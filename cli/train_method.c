@@ -12,15 +12,16 @@
 
 static tr_optimizer *sgd(const tr__train *t, tr_tensor_list *parameters)
 {
-    return tr_sgd(parameters, .momentum = t->momentum, PARAMETERS(t));
+    return tr_sgd(parameters, .momentum = t->momentum, .bf16_state = t->bf16_state, PARAMETERS(t));
 }
 static tr_optimizer *adam(const tr__train *t, tr_tensor_list *parameters)
 {
-    return tr_adam(parameters, PARAMETERS(t));
+    return tr_adam(parameters, .bf16_state = t->bf16_state, PARAMETERS(t));
 }
 static tr_optimizer *adamw(const tr__train *t, tr_tensor_list *parameters)
 {
-    return tr_adamw(parameters, .decay_matrices_only = true, PARAMETERS(t));
+    double beta2 = t->own_optimizer ? 0.999 : 0.99; /* that of a text's trainer is shorter */
+    return tr_adamw(parameters, .beta2 = beta2, .decay_matrices_only = true, .bf16_state = t->bf16_state, PARAMETERS(t));
 }
 static tr_optimizer *rmsprop(const tr__train *t, tr_tensor_list *parameters)
 {
@@ -32,7 +33,7 @@ static tr_optimizer *adagrad(const tr__train *t, tr_tensor_list *parameters)
 }
 static tr_optimizer *lion(const tr__train *t, tr_tensor_list *parameters)
 {
-    return tr_lion(parameters, PARAMETERS(t));
+    return tr_lion(parameters, .bf16_state = t->bf16_state, PARAMETERS(t));
 }
 static tr_optimizer *lamb(const tr__train *t, tr_tensor_list *parameters)
 {
@@ -47,12 +48,17 @@ static tr_optimizer *lars(const tr__train *t, tr_tensor_list *parameters)
 static const struct choice {
     const char *name;
     tr_optimizer *(*make)(const tr__train *train, tr_tensor_list *parameters);
-    bool has_momentum;
+    bool has_momentum, has_bf16_state;
     double lr, momentum, weight_decay;
 } choices[] = {
-    {"sgd", sgd, true, 0.01, 0.9, 0},        {"adam", adam, false, 1e-3, 0, 0},  {"adamw", adamw, false, 1e-3, 0, 0.01},
-    {"rmsprop", rmsprop, true, 1e-3, 0, 0},  {"adagrad", adagrad, false, 0.01, 0, 0}, {"lion", lion, false, 1e-4, 0, 0},
-    {"lamb", lamb, false, 1e-3, 0, 0.01},    {"lars", lars, true, 0.1, 0.9, 0},
+    {"sgd", sgd, true, true, 0.01, 0.9, 0},
+    {"adam", adam, false, true, 1e-3, 0, 0},
+    {"adamw", adamw, false, true, 1e-3, 0, 0.01},
+    {"rmsprop", rmsprop, true, false, 1e-3, 0, 0},
+    {"adagrad", adagrad, false, false, 0.01, 0, 0},
+    {"lion", lion, false, true, 1e-4, 0, 0},
+    {"lamb", lamb, false, false, 1e-3, 0, 0.01},
+    {"lars", lars, true, false, 0.1, 0.9, 0},
 };
 
 const char *const tr__train_optimizers[] = {"sgd", "adam", "adamw", "rmsprop", "adagrad", "lion", "lamb", "lars", NULL};
@@ -74,6 +80,8 @@ int tr__train_method(tr__train *t, const char *usual, double lr)
         tr__complain(t->command, "--momentum: %s has none to set", t->optimizer);
         return TR__EXIT_USAGE;
     }
+    if (t->bf16_state && !c->has_bf16_state)
+        return tr__train_failed(t, "--bf16-state: %s keeps its state in f32: take sgd, adam, adamw or lion", t->optimizer);
     if (t->resume) return -1; /* what was not given is the checkpoint's */
     if (!tr__train_given(t, "lr")) t->lr = t->own_optimizer ? c->lr : lr;
     if (!tr__train_given(t, "momentum")) t->momentum = c->momentum;
@@ -81,10 +89,15 @@ int tr__train_method(tr__train *t, const char *usual, double lr)
     return -1;
 }
 
-tr_optimizer *tr__train_make_optimizer(tr_tensor_list *parameters, void *train)
+static tr_optimizer *make(tr_tensor_list *parameters, void *train)
 {
     const tr__train *t = train;
     return choice_of(t->optimizer)->make(t, parameters);
+}
+
+tr_optimizer_maker tr__train_optimizer_maker(const tr__train *t)
+{
+    return t->own_optimizer || t->bf16_state ? make : NULL;
 }
 
 /* ---- Precision, device and recompute ------------------------------------------------------------------------------------- */

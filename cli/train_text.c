@@ -180,10 +180,10 @@ static int check_memory(tr__train *t, int64_t world)
     if (m->tokens) text_bytes *= (int64_t)sizeof(int32_t);
     int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
     if (windows > share) windows = share;
-    /* Weights, gradients and two moments, of f32; stepping in backward, of the gradients little but the table's, which the head
+    /* Weights, gradients and two moments, of f32, or the moments of bf16; stepping in backward, of the gradients little but the table's, which the head
      * adds to first and the embedding last. */
     double gradients = t->step_in_backward ? (double)o.vocab * o.dim : (double)t->parameters;
-    double fixed = 12.0 * (double)t->parameters + 4.0 * gradients + rank_bytes + (double)text_bytes;
+    double fixed = (t->bf16_state ? 8.0 : 12.0) * (double)t->parameters + 4.0 * gradients + rank_bytes + (double)text_bytes;
     double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local - fixed;
     bool divides = !t->micro_batch && !t->step_in_backward;
     while (divides && windows > 1 && (double)windows * window_bytes > most) windows = (windows + 1) / 2;
@@ -260,7 +260,7 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
                       .micro_batch = t->micro_batch, .steps = t->steps, .warmup_steps = t->warmup, .lr = t->lr,
                       .min_lr = t->min_lr, .weight_decay = t->weight_decay,
                       .clip = t->clip, .seed = (uint64_t)t->seed, .autocast = tr__train_autocast(t),
-                      .optimizer = t->own_optimizer ? tr__train_make_optimizer : NULL, .user = t,
+                      .optimizer = tr__train_optimizer_maker(t), .user = t,
                       .step_in_backward = t->step_in_backward, .check_replicas = t->check_replicas,
                       .stop_on_spike = t->stop_on_spike,
                       .loss = m->language->loss,

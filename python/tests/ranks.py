@@ -115,7 +115,7 @@ VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 def as_gloo(world, function, *arguments, close=None, since=(2, 7)):
     """Runs it on both backends and compares, where Gloo can it, since that version of PyTorch; returns ours. That of 2.7 has no
-    reduce_scatter, and sums FSDP2's gradients; that of 2.9 has no all_to_all of lists."""
+    reduce_scatter; before 2.9 it sums FSDP2's gradients; that of 2.9 has no all_to_all of lists."""
     ours = run(world, function, *arguments)
     if VERSION >= since:
         alike(ours, run(world, function, *arguments, backend="gloo"), close)
@@ -123,7 +123,7 @@ def as_gloo(world, function, *arguments, close=None, since=(2, 7)):
 
 
 def monitored_barrier(**options):
-    """The function of torch.distributed is for Gloo alone in 2.12 and before."""
+    """The function of torch.distributed is for Gloo alone in 2.13 and before."""
     (dist.monitored_barrier if VERSION > (2, 13) else dist.group.WORLD.monitored_barrier)(**options)
 
 

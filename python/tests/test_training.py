@@ -257,8 +257,8 @@ class Training(unittest.TestCase):
         as_gloo(2, zero, close=1e-5)
 
     def test_fsdp2(self):
-        as_gloo(2, sharded, close=1e-5, since=(2, 8))
-        as_gloo(2, averaged, since=(2, 8))
+        as_gloo(2, sharded, close=1e-5, since=(2, 9))
+        as_gloo(2, averaged, since=(2, 9))
 
     def test_tensor_parallel(self):
         as_gloo(2, tensor_parallel, close=1e-5)

@@ -47,8 +47,8 @@ static bool is_asked(int socket, const struct tcp_info *info)
     return idle ? probed : is_bounded(socket);
 }
 
-/* Its silence says nothing: the other end, which may be stopped, has no room for what is to be sent, and TCP asks for it at intervals
- * that have no bound here; or it is idle, and nobody asks. */
+/* Its silence says nothing: the other end, which may be stopped, has no room for what is to be sent, and TCP asks for it
+ * at intervals that have no bound here; or it is idle, and nobody asks. */
 static bool may_be_silent(int socket, const struct tcp_info *info)
 {
     return info->tcpi_unacked == 0 && !is_asked(socket, info);

@@ -197,6 +197,7 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
     if (channel == TR__CONTROL_CHANNEL) {
         n->met++;
         peer->control = c;
+        c->fresh = n->fresh = true;
         c->at = n->news_first;
         c->next = n->controls;
         n->controls = c;

@@ -99,6 +99,7 @@ typedef struct tr__network_connection {
     struct tr__news *begun; /* one that has been sent in part, NULL: none; it stays until it has gone, */
     size_t part;      /* and how many of its bytes have */
     bool waits, cut;  /* for room in the socket; for nothing any more */
+    bool fresh;       /* what came with its hello may lie here, where epoll does not see it */
     uint32_t marked, passed; /* how many for all it has been asked about (MARK), and has confirmed to have heard */
 } tr__network_connection;
 
@@ -233,6 +234,7 @@ typedef struct tr__network_endpoint {
     atomic_bool unsettled;   /* heard_all() is wanted */
     bool all_here;           /* all ranks have joined */
     bool relink;             /* a rank has gone: its neighbours may need others */
+    bool fresh;              /* there are fresh control connections: for the thread that makes them */
 
     uint32_t records;        /* sum of the cookies' checksums of the ranks below this one, and then of all */
 

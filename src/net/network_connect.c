@@ -154,12 +154,8 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
     tr__network_set_up_socket(n, a->wire.socket, a->channel);
     tr__network_connection *c;
     TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, &c));
+    if (a->channel == TR__CONTROL_CHANNEL) return TR_OK;
     pthread_mutex_lock(&n->hearing);
-    if (a->channel == TR__CONTROL_CHANNEL) {
-        if (!n->joining) tr__network_hear(n, &n->peers[a->rank]); /* what came with its hello; while joining, the monitor's first */
-        pthread_mutex_unlock(&n->hearing);
-        return TR_OK;
-    }
     const tr__network_group *g = tr__network_find(n, a->group);
     int member = g ? g->places[a->rank] : -1;
     bool wanted = member >= 0 && g->calls->wants(g->user, member, a->channel, false);

@@ -109,8 +109,8 @@ static void lose_one(tr__network_endpoint *n, tr__network_peer *peer, int error)
     tr__network_say_gone(n, peer, error);
 }
 
-/* With a host all of its ranks are gone, unless one of them is heard of; else those without a neighbour elsewhere would be found one
- * after the other, as each becomes somebody's neighbour. */
+/* With a host all of its ranks are gone, unless one of them is heard of; else those without a neighbour elsewhere would be
+ * found one after the other, as each becomes somebody's neighbour. */
 void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error)
 {
     n->relink = true;

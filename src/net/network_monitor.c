@@ -98,8 +98,8 @@ static void hang_up(tr__network_endpoint *n, tr__network_peer *peer, int error)
     tr__network_lose(n, peer, error);
 }
 
-/* Under `hearing`. It sends what is damaged: nobody knows where its next message would begin, so nothing more is read. The connection
- * stays, as the groups tell all members why they end, and this one, too. */
+/* Under `hearing`. It sends what is damaged: nobody knows where its next message would begin, so nothing more is read. The
+ * connection stays, as the groups tell all members why they end, and this one, too. */
 static void stop_reading(tr__network_endpoint *n, tr__network_peer *peer)
 {
     epoll_ctl(n->watch, EPOLL_CTL_DEL, peer->control->wire.socket, NULL);
@@ -186,8 +186,8 @@ static bool is_lost(tr__network_endpoint *n, const tr__network_peer *peer)
     return lost;
 }
 
-/* A peer without a control connection is lost for this rank alone: the path between the two is cut, or else those that have one will
- * tell. */
+/* A peer without a control connection is lost for this rank alone: the path between the two is cut, or else those that
+ * have one will tell. */
 static void find_lost(tr__network_endpoint *n)
 {
     for (int rank = 0; rank < n->world_size; rank++) {
@@ -206,6 +206,21 @@ static void say_all_heard(tr__network_endpoint *n)
 {
     atomic_store(&n->unsettled, false);
     for (tr__network_group *g = n->groups; g; g = g->next) g->calls->heard_all(g->user);
+}
+
+/* After the others: who has lost a neighbour says so at once on a connection with a new one, and why may still lie on the
+ * old ones. */
+static void hear_fresh(tr__network_endpoint *n)
+{
+    n->fresh = false;
+    pthread_mutex_lock(&n->hearing);
+    for (int rank = 0; rank < n->world_size; rank++) {
+        tr__network_peer *peer = &n->peers[rank];
+        if (!peer->control || !peer->control->fresh) continue;
+        peer->control->fresh = false;
+        tr__network_hear(n, peer);
+    }
+    pthread_mutex_unlock(&n->hearing);
 }
 
 /* Reads all that has come. */
@@ -227,6 +242,7 @@ static void hear_all(tr__network_endpoint *n)
         tr__network_hear(n, c->peer);
         pthread_mutex_unlock(&n->hearing);
     }
+    if (ready < EVENTS && n->fresh) hear_fresh(n);
     pthread_mutex_lock(&n->hearing);
     if (ready == 0 && atomic_load(&n->unsettled)) say_all_heard(n);
     pthread_mutex_unlock(&n->hearing);
@@ -237,12 +253,7 @@ static void *monitor(void *arg)
     enum { LOOK_MS = 1000 };
     tr__network_endpoint *n = arg;
     int64_t look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
-    for (int rank = 0; rank < n->world_size; rank++) { /* what came with the last bytes of joining */
-        tr__network_peer *peer = &n->peers[rank];
-        pthread_mutex_lock(&n->hearing);
-        tr__network_hear(n, peer);
-        pthread_mutex_unlock(&n->hearing);
-    }
+    hear_all(n); /* what came with the last bytes of joining */
     while (!atomic_load(&n->stopping)) {
         int events;
         (void)!tr__network_step(n, atomic_load(&n->unsettled) ? 0 : LOOK_MS, &events); /* without memory: again */

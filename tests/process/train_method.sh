@@ -43,6 +43,19 @@ train --resume --plain --threads 1 --ranks 2 --out lion
 awk -F , 'NR > 1 { n++; if ($3 > most) most = $3 } END { exit !(n == 12 && most <= 1e-4) }' lion/metrics.csv ||
     fail "not twelve steps at Lion's rate: $(cut -d , -f 3 lion/metrics.csv)"
 
+# The state in bf16 is half of it, in the usual optimizer, which stays what it is but for that; a resumed run has it, too.
+train $tiny --steps 12 --out f32
+train $tiny --steps 12 --bf16-state --out whole16
+train $tiny --steps 12 --bf16-state --stop-at 5 --out broken16
+train --resume --plain --threads 1 --out broken16
+losses whole16 >expected
+losses broken16 | diff expected - >out || fail "a resumed run with its state in bf16 has other losses: $(cat out)"
+losses f32 >f32.csv
+! cmp -s f32.csv expected || fail "a state in bf16 changes nothing"
+paste -d , f32.csv expected | awk -F , 'NR > 1 { n++; d = $2 - $4; if (d < 0) d = -d; if (d > 0.01) far = 1 } END { exit far || n != 12 }' ||
+    fail "a state in bf16 learns otherwise: $(paste f32.csv expected)"
+refuses 1 "--bf16-state: lamb keeps its state in f32: take sgd, adam, adamw or lion" gpt $tiny --optimizer lamb --bf16-state --out b
+
 # Updates in backward are those after it, which a norm that nothing exceeds asks for, also where a run goes on elsewhere, and
 # with blocks that are computed again.
 train $tiny --steps 8 --clip 1e9 --out after
