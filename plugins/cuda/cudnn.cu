@@ -163,7 +163,7 @@ bool plan::choose(cudnnHandle_t handle, const descriptor &config, bool exact)
         l.cudnnBackendGetAttribute(engine.at, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                    CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, notes))
         return false;
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n && i < CUDNN_NUMERICAL_NOTE_TYPE_COUNT; i++)
         if (refuses(notes[i], exact)) return false;
     std::unique_ptr<descriptor> made(new descriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR));
     made->set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
@@ -196,7 +196,8 @@ cudnnStatus_t plan::ask(cudnnHandle_t handle, int mode, const descriptor &graph,
     }
     cudnnStatus_t status = cudnn()->cudnnBackendGetAttribute(heuristic.at, CUDNN_ATTR_ENGINEHEUR_RESULTS,
         CUDNN_TYPE_BACKEND_DESCRIPTOR, ASKED, &found, addresses);
-    for (int64_t i = 0; status == CUDNN_STATUS_SUCCESS && i < found && !execution; i++)
+    /* `found` is how many there are, however few were asked for. */
+    for (int64_t i = 0; status == CUDNN_STATUS_SUCCESS && i < found && i < ASKED && !execution; i++)
         if (choose(handle, *configs[i], exact)) parts.push_back(std::move(configs[i]));
     return status;
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 
 struct library_function {
     const char *name;
@@ -31,6 +32,7 @@ inline int64_t alignment_of(std::initializer_list<const void *> addresses, uintp
  * stream and a plan's pointers are set for each call. A table is never destroyed, as the pools of memory.
  */
 template <class Shape, class Plan, class Handle> struct plan_table {
+    static_assert(std::has_unique_object_representations_v<Shape>, "shapes are compared byte by byte");
     struct by_bytes {
         bool operator()(const Shape &a, const Shape &b) const { return memcmp(&a, &b, sizeof a) < 0; }
     };

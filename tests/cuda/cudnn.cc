@@ -1,9 +1,9 @@
 /*
  * A double of cuDNN's graph interface for convolutions, and how the doubles of libraries are found by name. A
  * descriptor is what has been set in it, by value. The heuristic names engines of which most must not be taken, by
- * their numerical notes; to run one of those is a failure. As with the real one, what adds f32 in full and in a fixed
- * order is named in the fallback mode alone. CUDA_EMULATOR="fail=cudnnBackendExecute:2" lets the second call fail, as
- * of any function; of "libcudnn" or "libcublasLt" the library is not found.
+ * their numerical notes; to run one of those is a failure (ROUNDING rounds). As with the real one, what adds f32 in
+ * full and in a fixed order is named in the fallback mode alone. CUDA_EMULATOR="fail=cudnnBackendExecute:2" lets
+ * the second call fail, as of any function; of "libcudnn" or "libcublasLt" the library is not found.
  */
 #include "library.h"
 #include "cudnn_abi.h"
@@ -212,8 +212,11 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
 static std::vector<int> engines_for(const cudnnBackendDescriptor &heuristic)
 {
     if (heuristic.one<int>(CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK) return {UNORDERED, SERVES};
-    if (convolution_of(heuristic.parts.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).x.type == element::f32)
-        return {ROUNDING, UNORDERED, WINOGRAD};
+    if (convolution_of(heuristic.parts.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).x.type == element::f32) {
+        std::vector<int> refused(40, UNORDERED); /* more than anyone asks for at once */
+        refused[0] = ROUNDING, refused[1] = WINOGRAD;
+        return refused;
+    }
     return {UNORDERED, ROUNDING, WINOGRAD, SERVES};
 }
 
@@ -225,8 +228,10 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t d, int attribute
     switch (attribute) {
     case CUDNN_ATTR_ENGINEHEUR_RESULTS:
         *count = 0;
-        for (int engine : engines_for(*d))
-            if (*count < wanted) *parts[(*count)++] = {CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, engine, true, {}, d->parts};
+        for (int engine : engines_for(*d)) { /* counts all, and writes those that were asked for */
+            if (*count < wanted) *parts[*count] = {CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, engine, true, {}, d->parts};
+            ++*count;
+        }
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINECFG_ENGINE:
         *parts[0] = {CUDNN_BACKEND_ENGINE_DESCRIPTOR, d->engine, true, {}, d->parts};

@@ -92,7 +92,8 @@ struct block_run {
         std::iota(order.begin(), order.end(), 0u);
         for (unsigned i = 0; i < threads.size(); i++) threads[i].number = i;
         fiber_of_thread(&own);
-        if (launch.shared) shared.reset(aligned_alloc(128, (launch.shared + 127) / 128 * 128));
+        void *dynamic; /* not a byte more, so that ASan sees an overrun */
+        if (launch.shared && !posix_memalign(&dynamic, 128, launch.shared)) shared.reset(dynamic);
     }
     bool run(uint3 block);
     void go_on(thread_state &t);
@@ -230,13 +231,20 @@ static void on_fault(int number, siginfo_t *info, void *context)
 void watch_faults()
 {
     /* The handler needs a stack of its own, as a fiber's may be what overflowed. */
-    static thread_local std::vector<char> stack;
+    static thread_local struct handler_stack {
+        std::vector<char> memory;
+        ~handler_stack()
+        {
+            const stack_t none = {nullptr, SS_DISABLE, 0};
+            if (!memory.empty()) sigaltstack(&none, nullptr);
+        }
+    } stack;
     static std::mutex lock;
     std::lock_guard<std::mutex> held(lock);
     stack_t now_on;
     if (sigaltstack(nullptr, &now_on) == 0 && now_on.ss_flags & SS_DISABLE) {
-        stack.resize(64 << 10);
-        const stack_t own = {stack.data(), 0, stack.size()};
+        stack.memory.resize(64 << 10);
+        const stack_t own = {stack.memory.data(), 0, stack.memory.size()};
         sigaltstack(&own, nullptr);
     }
     for (int i = 0; i < 2; i++) {
