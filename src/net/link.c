@@ -54,18 +54,35 @@ static bool may_be_silent(int socket, const struct tcp_info *info)
     return info->tcpi_unacked == 0 && !is_asked(socket, info);
 }
 
+/* What the kernel knows of an open connection; false: nothing. */
+static bool is_open(int socket, struct tcp_info *info)
+{
+    enum { CLOSED = 7 };
+    socklen_t length = sizeof *info;
+    *info = (struct tcp_info){0};
+    return socket >= 0 && getsockopt(socket, IPPROTO_TCP, TCP_INFO, info, &length) == 0 &&
+           length >= offsetof(struct tcp_info, tcpi_notsent_bytes) + sizeof info->tcpi_notsent_bytes && info->tcpi_state != CLOSED;
+}
+
+static unsigned heard_ms_of(const struct tcp_info *info)
+{
+    return info->tcpi_last_ack_recv < info->tcpi_last_data_recv ? info->tcpi_last_ack_recv : info->tcpi_last_data_recv;
+}
+
+bool tr__link_heard(int socket)
+{
+    struct tcp_info info;
+    return is_open(socket, &info) && heard_ms_of(&info) < TR__LINK_LOST_MS;
+}
+
 bool tr__link_lost(const int *sockets, int count)
 {
     bool asked = false, known = false;
     unsigned silent_ms = UINT_MAX;
     for (int i = 0; i < count; i++) {
-        struct tcp_info info = {0};
-        socklen_t length = sizeof info;
-        if (sockets[i] < 0 || getsockopt(sockets[i], IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
-            length < offsetof(struct tcp_info, tcpi_notsent_bytes) + sizeof info.tcpi_notsent_bytes)
-            continue;
-        unsigned heard_ms = info.tcpi_last_ack_recv < info.tcpi_last_data_recv ? info.tcpi_last_ack_recv
-                                                                               : info.tcpi_last_data_recv;
+        struct tcp_info info;
+        if (!is_open(sockets[i], &info)) continue;
+        unsigned heard_ms = heard_ms_of(&info);
         if (heard_ms < TR__LINK_LOST_MS) return false;
         if (heard_ms < silent_ms) silent_ms = heard_ms;
         asked |= is_asked(sockets[i], &info);

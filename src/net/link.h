@@ -23,7 +23,9 @@ enum {
 bool tr__link_bound_retries(int socket);
 /* Probes the other end at a constant interval while the connection has nothing under way. The kernel by itself gives up late. */
 void tr__link_probe(int socket);
-/* Is the host at the other end of these connections gone, or the way there? Those that are -1 do not count. */
+/* Has this connection brought a sign of life within TR__LINK_LOST_MS? */
+bool tr__link_heard(int socket);
+/* Is the host at the other end of these connections gone, or the way there? Those that are -1 or closed do not count. */
 bool tr__link_lost(const int *sockets, int count);
 
 #endif

@@ -317,6 +317,8 @@ static inline bool tr__network_relays(const tr__network_endpoint *n) { return n-
 bool tr__network_relay(tr__network_endpoint *n, tr__network_peer *neighbour);
 /* Under `hearing`: a rank has gone; if no other has told so, they are told. */
 void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error);
+/* Has a connection with it, of control or not, shown a sign of life while a link may be silent? Takes the lock. */
+bool tr__network_is_heard(tr__network_endpoint *n, const tr__network_peer *peer);
 /* For the monitor: control connections in place of those with ranks that have gone. */
 void tr__network_relink(tr__network_endpoint *n);
 /* This rank's endpoint is to end: tells the others, and waits, for a second at most, until those that stay have heard all that

@@ -222,17 +222,19 @@ static bool passes(int error)
 }
 
 /* Connecting has failed. A link that is cut may come back; an address that leads nowhere is an error a little later. A rank that is
- * to be a neighbour and listens no more is dead, if nobody says soon that it has left. */
+ * to be a neighbour and listens no more is dead, if nobody says soon that it has left, but not where this host lacks something. */
 static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int error)
 {
     int64_t now = tr__now_ns();
-    bool ended = a->channel == TR__CONTROL_CHANNEL && !n->joining && error == ECONNREFUSED;
+    bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining, ended = neighbour && error == ECONNREFUSED;
     if (ended && a->unreachable && now - a->unreachable > ENDED_MS * (int64_t)1000000) return cannot_reach(n, a, error);
     if (ended && !a->unreachable) a->unreachable = now;
     if (passes(error)) return again(n, a);
     bool no_way = error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
     if (!a->unreachable) a->unreachable = now;
-    if (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000) return cannot_reach(n, a, error);
+    bool shortage = neighbour && (error == EADDRNOTAVAIL || error == ENOBUFS || error == ENOMEM);
+    if (!shortage && (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000))
+        return cannot_reach(n, a, error);
     TR__TRY(again(n, a));
     a->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
     return TR_OK;
@@ -244,7 +246,8 @@ static tr_status call_slow_again(tr__network_endpoint *n, tr__attempt *a)
 {
     bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining, silent = a->stage == TR__CONNECTING;
     if (silent && !a->silent) a->silent = a->since;
-    if (neighbour && silent && tr__now_ns() - a->silent > TR__LINK_LOST_MS * (int64_t)1000000)
+    if (neighbour && silent && tr__now_ns() - a->silent > TR__LINK_LOST_MS * (int64_t)1000000 &&
+        !tr__network_is_heard(n, &n->peers[a->rank]))
         return cannot_reach(n, a, ETIMEDOUT);
     return again(n, a);
 }
@@ -461,9 +464,9 @@ static tr_status call_those_due(tr__network_endpoint *n)
         next = a->next;
         tr_status status = TR_OK;
         bool slow = a->stage == TR__CONNECTING || a->stage == TR__SHAKING; /* later it has said hello, and the answer is on its way */
-        if (slow && now - a->since > TRY_MS * (int64_t)1000000) status = call_slow_again(n, a);
         /* One that has said hello may be used at the other end, which may have left since. */
         bool wanted = a->stage == TR__ANSWERING || n->joining || is_wanted(n, a, false) > 0;
+        if (wanted && slow && now - a->since > TRY_MS * (int64_t)1000000) status = call_slow_again(n, a);
         if (status == TR_OK && wanted && a->stage == TR__IDLE && a->retry <= now) status = begin(n, a);
         if (status != TR_OK || !wanted) TR__TRY(end_attempt(n, a, status));
     }

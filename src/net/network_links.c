@@ -12,6 +12,7 @@
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "net/link.h"
 #include "net/network.h"
 
 #include <errno.h>
@@ -109,17 +110,28 @@ static void lose_one(tr__network_endpoint *n, tr__network_peer *peer, int error)
     tr__network_say_gone(n, peer, error);
 }
 
-/* With a host all of its ranks are gone, unless one of them is heard of; else those without a neighbour elsewhere would be
- * found one after the other, as each becomes somebody's neighbour. */
+bool tr__network_is_heard(tr__network_endpoint *n, const tr__network_peer *peer)
+{
+    pthread_mutex_lock(&n->lock);
+    bool heard = peer->control != NULL;
+    for (const tr__network_connection *c = peer->connections; c && !heard; c = c->next)
+        heard = !c->ending && tr__link_heard(c->wire.socket);
+    pthread_mutex_unlock(&n->lock);
+    return heard;
+}
+
+/* With a host all of its ranks are gone, unless one of them is heard of or it is this one; else those without a neighbour
+ * elsewhere would be found one after the other, as each becomes somebody's neighbour. */
 void tr__network_lose(tr__network_endpoint *n, tr__network_peer *peer, int error)
 {
     n->relink = true;
     lose_one(n, peer, error);
     if (!tr__network_relays(n) || !host_is_silent(error) || !strchr(peer->record.address, ':')) return;
     for (int rank = 0; rank < n->world_size; rank++)
-        if (n->peers[rank].control && share_host(&peer->record, &n->peers[rank].record)) return;
+        if (share_host(&peer->record, &n->peers[rank].record) && (rank == n->rank || tr__network_is_heard(n, &n->peers[rank])))
+            return;
     for (int rank = 0; rank < n->world_size; rank++)
-        if (rank != n->rank && share_host(&peer->record, &n->peers[rank].record)) lose_one(n, &n->peers[rank], error);
+        if (share_host(&peer->record, &n->peers[rank].record)) lose_one(n, &n->peers[rank], error);
 }
 
 static void hear_gone(tr__network_endpoint *n, const tr__network_frame *frame)

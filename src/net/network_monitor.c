@@ -256,7 +256,7 @@ static void *monitor(void *arg)
     hear_all(n); /* what came with the last bytes of joining */
     while (!atomic_load(&n->stopping)) {
         int events;
-        (void)!tr__network_step(n, atomic_load(&n->unsettled) ? 0 : LOOK_MS, &events); /* without memory: again */
+        (void)!tr__network_step(n, atomic_load(&n->unsettled) || n->fresh ? 0 : LOOK_MS, &events); /* without memory: again */
         hear_all(n);
         tr__network_relink(n);
         if (tr__now_ns() < look) continue;

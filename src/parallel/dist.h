@@ -7,7 +7,7 @@
  * pairs join to one. docs/distributed-autograd.md shows how.
  *
  * All of it is driven by messages: tr__dist_handle() takes one in, the port sends them out. A message is a call: it is
- * answered once, with a status. Nothing here blocks but tr__dist_backward().
+ * answered once, with a status. Nothing here blocks.
  */
 #ifndef TR_PARALLEL_DIST_H
 #define TR_PARALLEL_DIST_H

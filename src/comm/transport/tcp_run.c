@@ -54,7 +54,8 @@ static tr_status find_memory(tr__tcp_call *call)
     bool copies = c->kind == TR_ALL_TO_ALL && c->in == c->out;
     size_t scratch = (size_t)tr__schedule_scratch(&call->schedule) * call->element;
     size_t copied = copies ? tr__collective_bytes(c) * (size_t)call->schedule.world_size : 0;
-    TR__TRY(tr__memory_need(&t->scratch, scratch + copied));
+    if (tr__memory_need(&t->scratch, scratch + copied) != TR_OK)
+        return tr__fail_context(TR_NO_MEMORY, "group '%s'", t->group);
     call->memory[TR__IN] = (char *)c->in;
     call->memory[TR__OUT] = c->out;
     call->memory[TR__SCRATCH] = t->scratch.at;
