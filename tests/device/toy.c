@@ -199,14 +199,15 @@ static void run_copy(command *c) { memcpy(reach(c->to), reach(c->from), c->bytes
 static void run_set(command *c) { memset(reach(c->to), c->byte, c->bytes); }
 static void run_release(command *c)
 {
-    free(memset(reach(c->to), 0xff, c->bytes));
+    free(memset(c->to, 0xff, c->bytes));
     LOCKED;
     devices[c->index].in_use -= rounded(c->bytes);
 }
 
 static void release(int index, tr_device_stream *stream, void *memory, size_t bytes)
 {
-    (void)enqueue(index, stream, (command){.run = run_release, .to = memory, .bytes = bytes});
+    /* The true address: a program that ends before the worker comes to it has not leaked it. */
+    (void)enqueue(index, stream, (command){.run = run_release, .to = reach(memory), .bytes = bytes});
 }
 
 static tr_status copy(int index, tr_device_stream *stream, void *to, const void *from, size_t bytes)
