@@ -92,7 +92,7 @@ static tr_status run_first_kernel(tr_op_call *call)
     }
     if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return op->forward(call);
     tr__capture *capture = tr__capture_now();
-    if (capture && op->flags & TR__OP_RANDOM) capture->source = ((const tr_dropout_attrs *)call->attrs)->source;
+    if (capture && call->attrs && op->flags & TR__OP_RANDOM) capture->source = ((const tr_dropout_attrs *)call->attrs)->source;
     return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
         call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
 }
