@@ -1,7 +1,7 @@
 """PyTorch's store as one of ours, so that ranks meet where PyTorch has made them meet."""
 import ctypes
 import os
-from datetime import timedelta
+import time
 
 from . import _c
 from ._library import filled, kept, lib, release
@@ -56,16 +56,14 @@ class Store:
         self._store.set(key, _MARK + ctypes.string_at(value, size))
 
     def _get(self, key, timeout_ms, out, size):
-        if not self._store.check([key]):
-            try:
-                if timeout_ms > 0:
-                    self._store.wait([key], timedelta(milliseconds=timeout_ms))
-            except RuntimeError as error:
-                if "imeout" not in str(error) and "imed out" not in str(error):
-                    raise
-            if not self._store.check([key]):
+        deadline, pause = time.monotonic() + timeout_ms / 1000, 0.001
+        while not self._store.check([key]):  # its wait() prints two warnings whenever the time is up, as happens while others are late
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return lib.tr_fail(_c.TR_TIMEOUT, b"nobody set a key of the group in PyTorch's store within %g s" %
                                    (timeout_ms / 1000))
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.05)
         _give(_unmarked(self._store.get(key)), out, size)
 
     def _add(self, key, amount, out):
