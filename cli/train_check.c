@@ -216,6 +216,8 @@ static int check_in_backward(const tr__train *t, int64_t world)
         return tr__train_failed(t, "--step-in-backward: ranks average gradients after backward has made them; it takes one rank");
     if (t->step_in_backward && t->clip > 0)
         return tr__train_failed(t, "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0");
+    if (t->step_in_backward && t->stop_on_spike)
+        return tr__train_failed(t, "--step-in-backward: a spike is known when gradients have been used: leave out --stop-on-spike");
     return -1;
 }
 

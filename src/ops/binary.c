@@ -2,9 +2,6 @@
 #include "ops/elementwise.h"
 #include "ops/family.h"
 
-/* x and y are an element of each input. */
-#define OF_X_Y(type) type x = in[0][i]; type y = in[1][i];
-
 #define PUBLIC(name)                                                                                  \
     tr_tensor *tr_##name(tr_tensor *a, tr_tensor *b)                                                  \
     {                                                                                                 \
@@ -17,10 +14,10 @@
 #define LARGER(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 #define SMALLER(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 
-#define BINARY(name, float_expression, integer_expression)                            \
-    PUBLIC(name)                                                                       \
-    TR__ELEMENTS(name##_f64, double, void, OF_X_Y(double), float_expression)           \
-    TR__ELEMENTS(name##_i64, int64_t, void, OF_X_Y(int64_t), integer_expression)       \
+#define BINARY(name, float_expression, integer_expression)                           \
+    PUBLIC(name)                                                                     \
+    TR__ELEMENTS(name##_f64, double, void, TR__OF_X_Y(double), float_expression)     \
+    TR__ELEMENTS(name##_i64, int64_t, void, TR__OF_X_Y(int64_t), integer_expression) \
     TR__ELEMENTWISE(name, 2, false, .f64 = name##_f64, .i64 = name##_i64)
 BINARY(add, x + y, WRAP(x, +, y))
 BINARY(sub, x - y, WRAP(x, -, y))
@@ -29,7 +26,7 @@ BINARY(maximum, LARGER(x, y), LARGER(x, y))
 BINARY(minimum, SMALLER(x, y), SMALLER(x, y))
 
 PUBLIC(div)
-TR__ELEMENTS(div_f64, double, void, OF_X_Y(double), x / y)
+TR__ELEMENTS(div_f64, double, void, TR__OF_X_Y(double), x / y)
 TR__ELEMENTWISE(div, 2, true, .f64 = div_f64)
 
 /* Gradients: of the output's shape first, then summed to the input's. */
@@ -77,6 +74,5 @@ tr_status tr__div_backward(tr_backward_call *call)
     return TR_OK;
 }
 
-#define OF_G_X_Y double g = in[0][i]; double x = in[1][i]; double y = in[2][i];
-TR__ELEMENTS(maximum_grad_f64, double, void, OF_G_X_Y, x < y ? 0 : x == y ? 0.5 * g : g)
+TR__ELEMENTS(maximum_grad_f64, double, void, TR__OF_G_X_Y, x < y ? 0 : x == y ? 0.5 * g : g)
 TR__ELEMENTWISE(maximum_grad, 3, true, .f64 = maximum_grad_f64)

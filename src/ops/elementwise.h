@@ -37,6 +37,9 @@ tr_status tr__elementwise_infer(tr_op_call *call, bool floats);
             out[i] = (expression);                                                       \
         }                                                                                \
     }
+/* `inputs` of ops with two inputs, and of their gradients, where g is an element of the one that has arrived. */
+#define TR__OF_X_Y(type) type x = in[0][i]; type y = in[1][i];
+#define TR__OF_G_X_Y double g = in[0][i]; double x = in[1][i]; double y = in[2][i];
 /* An op's reference kernel, of such loops: .f64 = …, .i64 = …; and with its shape rule, for so many inputs. */
 #define TR__ELEMENTWISE_FORWARD(name, ...)                                 \
     tr_status tr__##name##_forward(tr_op_call *call)                       \

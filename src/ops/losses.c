@@ -29,13 +29,10 @@ static tr_tensor *reduced(tr_tensor *loss, tr_reduction reduction)
     return reduction == TR_REDUCE_SUM ? tr_sum(tr__widened(loss)) : tr_mean(tr__widened(loss));
 }
 
-/* x and y are an element of each, g one of the gradient that arrived. */
-#define OF_X_Y double x = in[0][i]; double y = in[1][i];
-#define OF_G_X_Y double g = in[0][i]; double x = in[1][i]; double y = in[2][i];
-#define LOSS(name, attrs_type, value, slope)                              \
-    TR__ELEMENTS(name##_f64, double, attrs_type, OF_X_Y, value)           \
-    TR__ELEMENTWISE(name, 2, true, .f64 = name##_f64)                     \
-    TR__ELEMENTS(name##_grad_f64, double, attrs_type, OF_G_X_Y, slope)    \
+#define LOSS(name, attrs_type, value, slope)                                \
+    TR__ELEMENTS(name##_f64, double, attrs_type, TR__OF_X_Y(double), value) \
+    TR__ELEMENTWISE(name, 2, true, .f64 = name##_f64)                       \
+    TR__ELEMENTS(name##_grad_f64, double, attrs_type, TR__OF_G_X_Y, slope)  \
     TR__ELEMENTWISE(name##_grad, 3, true, .f64 = name##_grad_f64)
 
 static double held(double x, double bound)

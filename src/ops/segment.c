@@ -289,6 +289,7 @@ static tr_status run_again(tr__recompute_segment *s, tr_tensor **inputs, bool as
     running = outer;
     tr__grad_mode_set(grad);
     tr_set_autocast(autocast);
+    for (int i = 0; i < TR__SEGMENT_OUTPUTS && status == TR_OK; i++) status = outputs[i] ? tr_status_of(outputs[i]) : TR_OK;
     if (status == TR_OK && r.next_slot < s->n_slots)
         return tr__fail(TR_STATE, "checkpoint: computed again, the function saves %d tensors, not the %d that it saved first; it "
             "must do the same both times", r.next_slot, s->n_slots);

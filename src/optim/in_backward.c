@@ -251,6 +251,10 @@ tr_status tr__in_backward_step(tr_optimizer *o)
     if (s->failed)
         return tr__fail(TR_STATE, "tr_step: the latest backward failed when %s had updated %d of its %d parameters: load a checkpoint, "
             "or go on with another backward", o->rule->name, s->updated, o->count);
+    for (int i = 0; s->paused && i < o->count; i++) { /* gradients that stayed, of backwards that were not to step */
+        const tr_tensor *leaf = o->parameters[i].leaf;
+        if (leaf->requires_grad && leaf->leaf->has_grad) TR__TRY(tr__step_at(o, i));
+    }
     s->done = false;
     return TR_OK;
 }

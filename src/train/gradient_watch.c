@@ -22,7 +22,9 @@ static const double spike_factor = 1000;
 
 bool tr__gradients_are_watched(const tr_trainer *t)
 {
-    bool measurable = !t->in_backward || t->device.kind == TR_CPU;
+    bool measurable = true;
+    for (int i = 0; t->in_backward && i < t->optimizer->count; i++)
+        measurable &= tr__device_of(t->optimizer->parameters[i].leaf).kind == TR_CPU;
     return measurable && (t->plan.clip > 0 || t->step % LOOK_EVERY == 0);
 }
 

@@ -104,28 +104,31 @@ tr_status tr__trainer_check_unsharded(const tr_trainer *t)
         "tr_shard_optimizer(), or train without .folder and .resume and save by tr_optimizer_state() on all ranks");
 }
 
-/* Without being told to: where nothing needs all gradients, nobody else updates a parameter, and the parameters are on the CPU,
- * where a step of one costs no launch. The results are the same, bit for bit. */
+/* Without being told to: where nothing needs all gradients, nobody else has the optimizer, updates a parameter or exchanges its
+ * gradient, and the parameters are on the CPU, where a step of one costs no launch. The results are the same, bit for bit. */
 static bool can_step_in_backward(const tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
     if (p->step_after_backward || p->stop_on_spike || p->clip > 0 || t->world_size > 1 || p->micro_batch < t->share) return false;
     const tr_tensor_list *list = t->optimizer->list;
-    bool can = !t->optimizer->gather;
+    bool can = !t->optimizer->gather && atomic_load(&t->optimizer->object.refs) == 1;
     for (int i = 0; i < list->count; i++) {
-        const tr_tensor *leaf = list->entries[i].tensor;
-        can &= tr__device_of(leaf).kind == TR_CPU && atomic_load(&leaf->leaf->optimizers) == 1 && !leaf->leaf->has_grad;
+        const tr__leaf *leaf = list->entries[i].tensor->leaf;
+        const tr_tensor *gradients = leaf->arena->gradients;
+        can &= tr__device_of(list->entries[i].tensor).kind == TR_CPU && atomic_load(&leaf->optimizers) == 1 && !leaf->has_grad &&
+               !(gradients && gradients->storage->kind == TR__SHARED);
     }
     return can;
 }
 
-/* The optimizer steps only in backwards of the trainer's: those of the program leave gradients, as always. */
+/* Asked at each step, as others may come and go. An optimizer that steps in backward without having been told to does so in the
+ * trainer's backwards only: those of the program leave gradients, as always. */
 static tr_status choose_when_to_step(tr_trainer *t)
 {
-    TR__TRY(tr_status_of(t->optimizer));
-    t->in_backward = t->plan.step_in_backward || can_step_in_backward(t);
+    bool told = t->plan.step_in_backward;
+    t->in_backward = told || can_step_in_backward(t);
     TR__TRY(tr_step_in_backward(t->optimizer, t->in_backward));
-    tr__in_backward_pause(t->optimizer, true);
+    tr__in_backward_pause(t->optimizer, !told);
     return TR_OK;
 }
 
@@ -145,7 +148,7 @@ static tr_status set_up(tr_trainer *t)
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, p->resume, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0) : p->model);
     TR__TRY(tr_status_of(t->net));
-    TR__TRY(choose_when_to_step(t));
+    TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
     if (p->resume) TR__TRY(tr__trainer_resume_state(t, state));
     t->agreed_step = t->step;
     return TR_OK;
@@ -226,9 +229,9 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, exchange));
     bool steps = t->in_backward && exchange;
     if (steps && !isfinite(*loss)) return TR_OK; /* update() says so; the parameters stay as they are */
-    if (steps) tr__in_backward_pause(t->optimizer, false);
+    tr__in_backward_pause(t->optimizer, !steps);
     tr_status status = tr_backward(root);
-    tr__in_backward_pause(t->optimizer, true);
+    tr__in_backward_pause(t->optimizer, !p->step_in_backward);
     return status;
 }
 
@@ -274,10 +277,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
     row->lr = tr_cosine_lr(t->step, p->lr, p->steps, .warmup_steps = p->warmup_steps, .min_lr = p->min_lr);
     TR__TRY(tr_set_lr(t->optimizer, row->lr));
     tr_zero_grad(t->optimizer);
-    if (t->in_backward && !p->step_in_backward && !can_step_in_backward(t)) { /* another optimizer has come */
-        TR__TRY(tr_step_in_backward(t->optimizer, false));
-        t->in_backward = false;
-    }
+    TR__TRY(choose_when_to_step(t));
     tr__in_backward_measure(t->optimizer, tr__gradients_are_watched(t));
     tr__said own = {.stop = *stop};
     for (int64_t at = 0; at < t->share; at += p->micro_batch) {

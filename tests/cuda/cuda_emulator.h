@@ -37,9 +37,7 @@
 #define __device__
 #define __host__
 #define __shared__ static thread_local
-#define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
 #define __grid_constant__
 
 /* ---- The engine -------------------------------------------------------------------------------------------------- */

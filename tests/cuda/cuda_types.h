@@ -9,8 +9,6 @@
 #include <string.h>
 
 struct uint3 { unsigned x, y, z; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 struct dim3 {
     unsigned x, y, z;

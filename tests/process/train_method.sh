@@ -67,6 +67,7 @@ losses in | diff expected - >out || fail "steps in backward change the losses: $
 losses default | diff expected - >out || fail "steps without clipping change the losses: $(cat out)"
 refuses 1 "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0" gpt $tiny --step-in-backward
 refuses 1 "it takes one rank" gpt $tiny --clip 0 --step-in-backward --ranks 2
+refuses 1 "a spike is known when gradients have been used: leave out --stop-on-spike" gpt $tiny --clip 0 --step-in-backward --stop-on-spike
 refuses 1 "cannot be added up: a micro_batch of 4, the whole batch, not 2" gpt $tiny --clip 0 --step-in-backward --micro-batch 2 --out m
 
 refuses 2 "--momentum: adamw has none to set" gpt $tiny --momentum 0.5 --out x

@@ -3,6 +3,7 @@
  * step after backward, bit for bit, without memory for all gradients. What needs them has them, and so do the program's own
  * backwards between steps.
  */
+#include "comm_ranks.h"
 #include "warnings.h"
 
 #include "device/device.h"
@@ -188,7 +189,7 @@ static void what_needs_all_gradients_has_them(void **state)
     }
 }
 
-/* Between steps: backwards of the program's own, and another optimizer of the same parameters. */
+/* Between steps: backwards and steps of the program's own, and another optimizer of the same parameters. */
 static void the_program_may_use_the_parameters(void **state)
 {
     (void)state;
@@ -205,6 +206,7 @@ static void the_program_may_use_the_parameters(void **state)
                 tr_zero_grad(both[k]->optimizer);
                 for (int i = 0; i < 2; i++) TR_CHECK(tr_backward(tr_sum(tr_forward(both[k]->net, tr_ones(TR_SHAPE(1, 100))))));
                 assert_int_equal(gradients_of(both[k]), tr_list_count(tr_parameters(both[k]->net)));
+                TR_CHECK(tr_step(both[k]->optimizer));
             }
         }
         assert_same("between steps", tr_parameters(plain.net), tr_parameters(t.net));
@@ -216,6 +218,67 @@ static void the_program_may_use_the_parameters(void **state)
             }
     }
     assert_same("beside another optimizer", tr_parameters(plain.net), tr_parameters(t.net));
+}
+
+/* Two steps of a trainer that goes then; model and optimizer are kept, the latter since the first step. */
+static void train_and_keep(training *t, tr_classifier_trainer_options o, int gradients_at_first)
+{
+    TR_SCOPE;
+    begin(t, &kinds[0], o);
+    tr_keep(t->net);
+    TR_CHECK(take_step(t, 0));
+    assert_int_equal(gradients_of(t), gradients_at_first);
+    tr_keep(t->optimizer);
+    TR_CHECK(take_step(t, 1));
+    assert_int_equal(gradients_of(t), 6);
+}
+
+/* The optimizer may then be asked for what needs all gradients, and goes on where the trainer has gone. */
+static void who_keeps_the_optimizer_has_gradients(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    training plain, t, *both[] = {&plain, &t};
+    train_and_keep(&plain, (tr_classifier_trainer_options){.step_after_backward = true}, 6);
+    train_and_keep(&t, (tr_classifier_trainer_options){0}, 0);
+    for (int k = 0; k < 2; k++) {
+        TR_CHECK(tr_clip_grad_norm(both[k]->optimizer, 0.1, NULL));
+        tr_zero_grad(both[k]->optimizer);
+        TR_CHECK(tr_backward(tr_sum(tr_forward(both[k]->net, tr_ones(TR_SHAPE(1, 100))))));
+        TR_CHECK(tr_step(both[k]->optimizer));
+    }
+    assert_same("with an optimizer of one's own", tr_parameters(plain.net), tr_parameters(t.net));
+    for (int k = 0; k < 2; k++) {
+        tr_release(both[k]->optimizer);
+        tr_release(both[k]->net);
+    }
+}
+
+/* Nobody averages gradients that are used up as they come. */
+static void around_ddp(rank *r)
+{
+    TR_SCOPE;
+    training before, after;
+    begin(&after, &kinds[0], (tr_classifier_trainer_options){0});
+    TR_CHECK(take_step(&after, 0));
+    CHECK(gradients_of(&after) == 0);
+    OK(tr_status_of(tr_ddp(after.net, r->group)));
+    tr_module *net = mlp();
+    OK(tr_status_of(tr_ddp(net, r->group)));
+    before.net = net;
+    before.trainer = tr_classifier_trainer(net, make_set(&kinds[0]), .global_batch = BATCH, .steps = STEPS);
+    OK(tr_status_of(before.trainer));
+    training *both[] = {&before, &after};
+    for (int k = 0; k < 2; k++) {
+        OK(take_step(both[k], 1));
+        CHECK(gradients_of(both[k]) == tr_list_count(tr_parameters(both[k]->net)));
+    }
+}
+
+static void a_model_within_ddp_keeps_its_gradients(void **state)
+{
+    (void)state;
+    run(2, around_ddp, NULL);
 }
 
 /* ---- What is not finite ------------------------------------------------------------------------------------------ */
@@ -321,6 +384,8 @@ int main(void)
         cmocka_unit_test(it_changes_no_bit),
         cmocka_unit_test(what_needs_all_gradients_has_them),
         cmocka_unit_test(the_program_may_use_the_parameters),
+        cmocka_unit_test(who_keeps_the_optimizer_has_gradients),
+        cmocka_unit_test(a_model_within_ddp_keeps_its_gradients),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(a_loss_that_is_not_finite_applies_nothing),
         cmocka_unit_test(a_spike_names_the_parameter),

@@ -1,6 +1,6 @@
 /*
  * Products by oneDNN, on one thread per task: f32 by its sgemm, bf16 and f16 by matmul primitives. The longer side of c is
- * split into tasks of a size that does not depend on the number of threads, so neither do the results; nor does a split of k.
+ * split into tasks of a size that does not depend on the number of threads, so neither do the results.
  */
 #include "ops/onednn/engine.h"
 #include "ops/onednn/kernels.h"
