@@ -48,10 +48,11 @@ static bool is_asked(int socket, const struct tcp_info *info)
 }
 
 /* Its silence says nothing: the other end, which may be stopped, has no room for what is to be sent, and TCP asks for it
- * at intervals that have no bound here; or it is idle, and nobody asks. */
+ * at intervals that have no bound here; or it is idle, and nobody asks. Two questions without an answer do say something: where
+ * the way out of this host is cut, too, nothing is under way, and TCP asks as if there were no room. */
 static bool may_be_silent(int socket, const struct tcp_info *info)
 {
-    return info->tcpi_unacked == 0 && !is_asked(socket, info);
+    return info->tcpi_unacked == 0 && info->tcpi_probes < 2 && !is_asked(socket, info);
 }
 
 /* What the kernel knows of an open connection; false: nothing. */

@@ -10,6 +10,8 @@
 #include "net/network.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -272,11 +274,17 @@ bool tr__network_behind(tr__network_endpoint *n)
     return epoll_wait(n->watch, &any, 1, 0) > 0;
 }
 
+/* From now on it, not the kernel, gives hosts up: its control connections may wait for a stopped peer to read. */
 tr_status tr__network_monitor_start(tr__network_endpoint *n)
 {
-    int error = tr__thread_start(&n->monitor, monitor, n);
-    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", n->name);
+    int never = 0;
+    for (int rank = 0; rank < n->world_size; rank++)
+        if (n->peers[rank].control)
+            setsockopt(n->peers[rank].control->wire.socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &never, sizeof never);
     n->has_monitor = true;
+    int error = tr__thread_start(&n->monitor, monitor, n);
+    n->has_monitor = error == 0;
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", n->name);
     return TR_OK;
 }
 

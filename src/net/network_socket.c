@@ -34,15 +34,15 @@ static bool stop_pacing(int socket)
 }
 
 /* The monitor notices a host that is gone by its silence (net/link.h). While it does not run yet, the kernel does, on the control
- * connection only: a peer that is stopped, or slow to read, has room there, and on others TCP_USER_TIMEOUT would end the wait for
- * it. */
+ * connection only: a peer that is stopped, or slow to read, has room there for what joining sends, and where there is none
+ * TCP_USER_TIMEOUT would end the wait for it. */
 void tr__network_set_up_socket(tr__network_endpoint *n, int socket, tr__channel channel)
 {
     int on = 1, latest = LATEST_MS;
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     bool bounded = tr__link_bound_retries(socket), control = channel == TR__CONTROL_CHANNEL;
     if (control || !bounded || tr__network_relays(n)) tr__link_probe(socket);
-    if (control) setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &latest, sizeof latest);
+    if (control && !n->has_monitor) setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &latest, sizeof latest);
     if (!control && stop_pacing(socket) && !n->unpaced++)
         tr__log(TR_LOG_INFO, "group '%s': rank %d uses the congestion control 'reno' instead of the system's 'bbr' where round "
             "trips take less than %d us", n->name, n->rank, SHORT_US);
