@@ -104,6 +104,14 @@ static bool is_welcome(const joining *j, int socket, ssize_t got, const tr__shm_
            CRYPTO_memcmp(m->cookie, j->t->listener.cookie, sizeof m->cookie) == 0;
 }
 
+/* A rank has closed the connection, or freed its page. */
+static tr_status hung_up(joining *j, int rank)
+{
+    TR__TRY(tr__rendezvous_await_reason(j->meeting, j->records, j->t->peers[rank].rank));
+    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) gave up joining", j->t->group, j->t->peers[rank].rank,
+        record_of(j, rank)->pid);
+}
+
 /* A rank has said hello: maps its page. fd goes along. */
 static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm_message *hello, int fd)
 {
@@ -115,7 +123,7 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
     link->pid = peer->pid = pid ? pid : record_of(j, rank)->pid;
     link->in_process = pid == (long)getpid();
     TR__TRY(tr__endpoint_mapped(t->endpoint, rank, hello, fd));
-    if (link->mapping_count == 0) return tr__fail(TR_PEER, "group '%s': rank %d gave up joining", t->group, peer->rank);
+    if (link->mapping_count == 0) return hung_up(j, rank);
     const tr__shm_mapping *mapping = &link->mappings[0];
     tr__endpoint_page *page = (tr__endpoint_page *)mapping->memory;
     tr__shm_control *control = tr__endpoint_first(t->endpoint, page);
@@ -123,8 +131,11 @@ static tr_status greet(joining *j, int rank, int socket, long pid, const tr__shm
                 page->magic == TR__SHM_MAGIC && page->rank == rank && page->world_size == t->world_size;
     if (fits && page->version != TR__SHM_VERSION)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d runs another version of Trireme", t->group, peer->rank);
-    if (!fits || control->magic != TR__SHM_MAGIC)
+    if (!fits || control->magic != TR__SHM_MAGIC) {
+        /* One that gives up frees its page, whose memory may hold something else by now. */
+        TR__TRY(tr__rendezvous_await_reason(j->meeting, j->records, peer->rank));
         return tr__fail(TR_FORMAT, "group '%s': rank %d shows no page of ours", t->group, peer->rank);
+    }
     link->page = page;
     peer->control = control;
     j->missing--;
@@ -140,14 +151,6 @@ static tr_status check_alive(const joining *j, int rank)
     j->meeting->late = j->t->peers[rank].rank;
     return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld) did not come to the meeting within %g s", j->t->group,
                     j->t->peers[rank].rank, record_of(j, rank)->pid, j->meeting->member->timeout_ms / 1000.0);
-}
-
-/* A rank has closed the connection. */
-static tr_status hung_up(joining *j, int rank)
-{
-    TR__TRY(tr__rendezvous_await_reason(j->meeting, j->records, j->t->peers[rank].rank));
-    return tr__fail(TR_PEER, "group '%s': rank %d (pid %ld) gave up joining", j->t->group, j->t->peers[rank].rank,
-        record_of(j, rank)->pid);
 }
 
 /* Says hello, or why that cannot be. */
