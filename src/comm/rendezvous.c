@@ -195,7 +195,7 @@ static tr_status register_rank(tr__rendezvous *r, const tr__endpoint_record *min
 
 tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, const tr__endpoint_record *mine)
 {
-    *r = (tr__rendezvous){.member = member, .generation = 1, .dead = -1, .late = -1};
+    *r = (tr__rendezvous){.member = member, .generation = 1, .said = -1, .dead = -1, .late = -1};
     r->deadline = tr__now_ns() + (int64_t)member->timeout_ms * 1000000;
     return register_rank(r, mine, NULL);
 }
@@ -299,7 +299,7 @@ static tr_status gather_records(tr__rendezvous *r, search *s, int from, int coun
 int tr__rendezvous_rest_ms(const tr__rendezvous *r)
 {
     int64_t rest = (r->deadline - tr__now_ns()) / 1000000;
-    rest = (rest > 0 ? rest : 0) + (r->member->world_size > TR__MESH_MOST ? 4 : 1) * LAST_WORD_MS; /* find_late() takes its time */
+    rest = (rest > 0 ? rest : 0) + (r->chained ? 4 : 1) * LAST_WORD_MS; /* find_late() takes its time */
     return rest < INT_MAX ? (int)rest : INT_MAX; /* as who means "no limit" gives */
 }
 
@@ -441,6 +441,24 @@ static tr_status find_reason(tr__rendezvous *r, const tr__endpoint_record *recor
         record.rank, record.pid, record.host);
 }
 
+/* Whom this rank waits for, for those who wait for it. */
+static void say_late(tr__rendezvous *r, const tr__endpoint_record *records, int rank)
+{
+    char key[KEY], text[16 + TR__COOKIE_TEXT];
+    int own = r->member->rank;
+    if (rank == r->said) return;
+    snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, own);
+    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", rank, records[own].cookie);
+    TR__KEEP_ERROR; /* without the store they find out less */
+    if (tr_store_set(r->member->store, key, text, length) == TR_OK) r->said = rank;
+}
+
+void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *records, int rank)
+{
+    int64_t left = r->deadline - tr__now_ns();
+    if (r->chained && left < r->member->timeout_ms / 2 * (int64_t)1000000) say_late(r, records, rank);
+}
+
 /* Whom a rank says that it has waited for in vain; -1: it does not say so within a moment. */
 static int late_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
@@ -455,15 +473,12 @@ static int late_of(tr__rendezvous *r, const tr__endpoint_record *its)
     return said && strcmp(cookie, its->cookie) == 0 && late >= 0 && late < r->member->world_size ? late : -1;
 }
 
-/* Among ranks that connect with neighbours only, the one that was waited for may itself have waited, and so on: fails with
- * the last one, whom no neighbour of this rank may have met. */
+/* The one that was waited for may itself have waited, and so on: fails with the last one, whom this rank itself may not be
+ * to meet, or have met. */
 static tr_status find_late(tr__rendezvous *r, const tr__endpoint_record *records)
 {
-    char key[KEY], text[16 + TR__COOKIE_TEXT];
     int own = r->member->rank, rank = r->late;
-    snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, own);
-    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", rank, records[own].cookie);
-    if (tr_store_set(r->member->store, key, text, length) != TR_OK) return TR_OK;
+    say_late(r, records, rank);
     for (int hops = 0, next; hops < r->member->world_size; hops++, rank = next) {
         next = late_of(r, &records[rank]);
         if (next < 0 || next == own) break;
@@ -480,7 +495,7 @@ tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *r
     tr__error *own = tr__error_take();
     bool knows = r->dead >= 0 || r->late >= 0; /* by itself */
     tr_status better = knows ? TR_OK : find_reason(r, records, suspect);
-    if (r->dead < 0 && r->late >= 0 && r->member->world_size > TR__MESH_MOST) better = find_late(r, records);
+    if (r->dead < 0 && r->late >= 0 && r->chained) better = find_late(r, records);
     if (r->dead >= 0) tell(r, "died", &records[r->dead]);
     else if (r->late >= 0) tell(r, "late", &records[r->late]);
     if (better == TR_OK || (suspect >= 0 && r->dead == suspect)) tr__fail_stored(own); /* which says more of that rank */
@@ -586,6 +601,7 @@ tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *min
     replace(r, record_key(r, mine->rank, key), r->record, "");
     r->record[0] = 0;
     r->used = false;
+    r->said = -1;
     tr_status status = skip_used(r);
     if (status == TR_OK) return register_rank(r, mine, expected);
     free(expected);

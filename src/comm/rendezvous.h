@@ -6,7 +6,7 @@
  *   endpoint/1/3  rank 3's endpoint record in generation 1
  *   died/1        the rank and the cookie of one that died while the others were meeting
  *   late/1        the same of one that somebody has waited for in vain
- *   late/1/3      among many ranks: whom rank 3 has waited for in vain
+ *   late/1/3      of a meeting that is chained: whom rank 3 has waited for in vain
  *   used/1        that all ranks were connected, or one has told of another that died
  *
  * Generations count how often the ranks have met: a group that was left can be joined again on the same store, and nobody
@@ -47,6 +47,8 @@ typedef struct tr__rendezvous {
     int64_t checked;  /* when we last asked whether a rank has died */
     int64_t silent_until; /* the store is not asked before, as it did not answer */
     int64_t first_end;    /* when the first rank hung up on us; 0: none has */
+    bool chained;     /* ranks meet in stages or with neighbours only, so the one that is waited for may itself wait for another */
+    int said;         /* the rank that others have been told this one waits for; -1: none */
     int dead, late;   /* a rank that we know to have died, or whom we wait for until the deadline; -1: none */
 } tr__rendezvous;
 
@@ -69,6 +71,9 @@ tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *record
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine);
 /* To be called when all ranks are connected, before anybody is told so: marks the generation as used. */
 tr_status tr__rendezvous_use(tr__rendezvous *r);
+/* To be called while ranks are waited for, with the first: says so from half of the time on, as others may have begun to wait, and
+ * will give up, earlier than this one. */
+void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *records, int rank);
 /* The record of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records);
 /* Fails when it can be seen from here that the rank died: not of one that gave up or left, and ended. */

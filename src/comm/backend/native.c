@@ -127,6 +127,7 @@ static tr_status connect_all(native *n, tr__endpoint_record *records)
     TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, records));
     bool both = n->shm && n->tcp && hosts.count > 1 && hosts.most > 1;
     choose_transports(n, &hosts);
+    n->meeting.chained = both || n->member.world_size > TR__MESH_MOST;
     tr_status status = both     ? connect_both(n, &hosts, records)
                        : n->shm ? tr__shm_meet(n->shm, &n->meeting, records)
                                 : tr__tcp_meet(n->tcp, &n->meeting, records);

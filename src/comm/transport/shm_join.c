@@ -255,8 +255,12 @@ static tr_status hear_all(joining *j)
     }
     for (int i = 0; i < incoming; i++) j->fds[1 + world + i] = (struct pollfd){.fd = j->incoming[i], .events = POLLIN};
     if (poll(j->fds, (nfds_t)(1 + world + incoming), LOOK_MS) <= 0) {
-        for (int rank = 0; rank < world; rank++)
-            if (!t->peers[rank].control) TR__TRY(check_alive(j, rank));
+        int first = -1;
+        for (int rank = 0; rank < world; rank++) {
+            if (t->peers[rank].control) continue;
+            if (first < 0) tr__rendezvous_waits_for(j->meeting, j->records, t->peers[first = rank].rank);
+            TR__TRY(check_alive(j, rank));
+        }
         return tr__rendezvous_check_peers(j->meeting);
     }
     for (int rank = 0; rank < world; rank++)

@@ -106,8 +106,12 @@ static tr_status check_missing(joining *j)
     TR__TRY(tr__failure_tell(j->t->failure)); /* of shared memory */
     TR__TRY(tr__rendezvous_check_peers(j->meeting));
     TR__TRY(check_connected(j));
-    for (int rank = 0; rank < j->t->world_size; rank++)
-        if (is_missing(j, rank)) TR__TRY(check_alive(j, rank));
+    int first = -1;
+    for (int rank = 0; rank < j->t->world_size; rank++) {
+        if (!is_missing(j, rank)) continue;
+        if (first < 0) tr__rendezvous_waits_for(j->meeting, j->records, first = rank);
+        TR__TRY(check_alive(j, rank));
+    }
     return TR_OK;
 }
 
