@@ -195,9 +195,10 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record 
     if (!t->tcp) TR__TRY(tr__rendezvous_use(meeting)); /* else when those of other hosts are connected, too */
     tr__endpoint_probe(t->endpoint);
     /* Nobody may leave, and take its memory along, before all have mapped it. */
-    tr__shm_call joining = {.timeout_ms = tr__rendezvous_rest_ms(meeting)};
+    tr__shm_call joining = {.meeting = meeting, .records = records, .timeout_ms = tr__rendezvous_rest_ms(meeting)};
     tr__shm_signal(t, TR__SHM_DONE, ++t->steps);
     tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
+    if (status == TR_TIMEOUT) meeting->late = meeting->said;
     if (status != TR_OK) return tr__failure_break(t->failure);
     tr__endpoint_agree(t->endpoint);
     return TR_OK;

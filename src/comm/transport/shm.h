@@ -230,7 +230,9 @@ typedef struct tr__shm_whole {
 
 /* A collective that is running. */
 typedef struct tr__shm_call {
-    const tr_collective *c; /* NULL: the ranks are joining */
+    const tr_collective *c; /* NULL: the ranks are joining, and have met here */
+    tr__rendezvous *meeting;
+    const tr__endpoint_record *records;
     const tr__shm_whole *whole; /* what it is a part of, or NULL */
     const tr__kind *kind;
     uint64_t sequence;

@@ -344,6 +344,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
         /* Other hosts may wait for us, and who is late here for another host. */
         if (t->tcp) TR__TRY(tr__tcp_local_wait(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
+        if (call->meeting) tr__rendezvous_waits_for(call->meeting, call->records, t->peers[s.late].rank);
         if (rest <= 0) return timed_out(t, call, word, value, only);
         if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);
         int awaited = record_waits(t, word, value, only);
