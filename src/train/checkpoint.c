@@ -28,7 +28,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KEEP = 2, MOST_KEPT = 1000 };
+enum { KEEP = 2 };
 
 static const char temporary[] = ".checkpoint.tmp";
 static const char discarded[] = ".checkpoint.old";
@@ -141,9 +141,9 @@ static int64_t best_step(const char *folder, const int64_t *steps, int count)
 static tr_status prune(int parent, const tr_checkpoint_save_options *o)
 {
     int keep = TR__OR(o, keep, KEEP), count;
-    int64_t *steps = malloc((2 * MOST_KEPT) * sizeof *steps);
+    int64_t *steps = malloc((2 * TR__MOST_KEPT) * sizeof *steps);
     if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
-    tr_status status = list_steps_at(parent, o->folder, steps, 2 * MOST_KEPT, &count);
+    tr_status status = list_steps_at(parent, o->folder, steps, 2 * TR__MOST_KEPT, &count);
     int64_t best = o->keep_best && status == TR_OK ? best_step(o->folder, steps, count) : -1;
     for (int i = keep; i < count && status == TR_OK; i++) {
         if (steps[i] == o->step || steps[i] == best) continue;
@@ -225,8 +225,8 @@ tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
 {
     if (o->step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, o->step);
     int keep = TR__OR(o, keep, KEEP);
-    if (keep < 1 || keep > MOST_KEPT)
-        return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", MOST_KEPT, keep);
+    if (keep < 1 || keep > TR__MOST_KEPT)
+        return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);
     TR__TRY(tr__folder_make(o->folder, 0777));
     int parent = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", o->folder);
@@ -340,7 +340,7 @@ tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor
 /* Of the checkpoints in a folder, the newest that is older than a step. */
 static tr_status find_before(const char *folder, int64_t before, char *path, int64_t *step)
 {
-    enum { MOST = 2 * MOST_KEPT };
+    enum { MOST = 2 * TR__MOST_KEPT };
     DIR *d = opendir(folder);
     int64_t *steps = malloc(MOST * sizeof *steps);
     int count = d && steps ? list_steps(d, steps, MOST) : 0, i = 0;

@@ -450,10 +450,13 @@ tr_status tr_fit_with(const tr_fit_options *options)
     *report = (tr_fit_report){.initial_loss = NAN, .final_loss = NAN, .step_ms_median = NAN};
     tr_trainer *t = options->trainer;
     if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
-    if (options->stop_at < 0 || options->validate_every < 0 || options->save_every < 0)
-        return tr__fail(TR_INVALID, "fit: stop_at, validate_every and save_every are numbers of steps, 0 and more");
-    if (TR__OR(options, keep, 1) < 1)
-        return tr__fail(TR_INVALID, "fit: .keep is a number of checkpoints, 1 and more, not %d", options->keep);
+    int64_t validate_every = TR__OR(options, validate_every, 250);
+    if (options->stop_at < 0 || validate_every < 0 || options->save_every < 0)
+        return tr__fail(TR_INVALID, "fit: .stop_at, .validate_every and .save_every are numbers of steps, 0 and more, not %" PRId64
+            ", %" PRId64 " and %" PRId64, options->stop_at, validate_every, options->save_every);
+    int keep = TR__OR(options, keep, 1);
+    if (keep < 1 || keep > TR__MOST_KEPT) /* the first save may be hours away */
+        return tr__fail(TR_INVALID, "fit: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);
     if (options->profile_steps < 0 || (options->profile_steps && !options->folder))
         return tr__fail(TR_INVALID, "fit: profile_steps is a number of steps, 0 and more, and a profile needs a folder");
     int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
@@ -462,7 +465,7 @@ tr_status tr_fit_with(const tr_fit_options *options)
         .trainer = t,
         .from = t->step,
         .until = until < t->plan.steps ? until : t->plan.steps,
-        .validate_every = TR__OR(options, validate_every, 250),
+        .validate_every = validate_every,
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
         .back_step = -1,

@@ -479,6 +479,9 @@ static void wrong_options_are_refused(void **state)
     tr_trainer *good = tr_trainer_new(model, text, .context = 8);
     assert_int_equal(tr_status_of(good), TR_OK);
     assert_int_equal(tr_fit(good, .stop_at = -1), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "0 and more, not -1, 250 and 0"));
+    assert_int_equal(tr_fit(good, .folder = folder, .keep = 1001), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "fit: .keep is a number of checkpoints, 1 to 1000, not 1001"));
     tr_tensor_list *about = tr_list_new();
     TR_CHECK(tr_list_set_metadata(about, "data", "f\374r"));
     assert_int_equal(tr_fit(good, .folder = folder, .about = about), TR_INVALID);
