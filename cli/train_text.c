@@ -118,9 +118,9 @@ static tr_status read_tokenizer(const tr__train *t)
 {
     text_training *m = t->own;
     if (!m->tokens && strcmp(m->tokenizer, "bytes") != 0) m->tokens = tr_tokenizer_load(m->tokenizer);
-    tr_status status = tr_status_of(m->tokens);
-    if (status == TR_OK) status = check_kind(m);
-    return status == TR_OK && m->language->masking ? m->language->masking(m->tokens, &m->masking) : status;
+    TRY(tr_status_of(m->tokens));
+    TRY(check_kind(m));
+    return m->language->masking ? m->language->masking(m->tokens, &m->masking) : TR_OK;
 }
 
 /* Tokens of the text in a window: one more than the context when the model predicts the next one; two fewer when tokens are
@@ -254,10 +254,9 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
 {
     text_training *m = t->own;
     tr_module *model;
-    tr_status status = read_tokenizer(t);
-    if (status == TR_OK) status = make_model(t, !resume, &model);
-    if (status == TR_OK) status = tr__train_prepare(t, group, model);
-    if (status != TR_OK) return status;
+    TRY(read_tokenizer(t));
+    TRY(make_model(t, !resume, &model));
+    TRY(tr__train_prepare(t, group, model));
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);
     if (!m->text) m->text = read_text(t);
