@@ -139,8 +139,7 @@ static tr_status open_files(fit *f)
     tr__checkpoint_clear_away(f->folder_fd, o->folder);
     TR__TRY(set_old_metrics_aside(f));
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/%s", o->folder, metrics_name) >= (int)sizeof path)
-        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", o->folder);
+    TR__TRY(tr__path_join(path, o->folder, metrics_name));
     TR__TRY(tr__metrics_open_file(t->metrics, path, t->task->item, t->task->accuracy));
     return o->draw ? o->draw(t->metrics, o->folder) : TR_OK;
 }

@@ -4,9 +4,9 @@
 #include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/folder.h"
+#include "base/json_string.h"
 #include "base/profile.h"
 #include "nn/module.h"
-#include "train/json_string.h"
 
 #include <trireme/train.h>
 
@@ -197,10 +197,10 @@ static void write_rest(FILE *to, tables *t)
 
 static tr_status write_file(const char *folder, int rank, const char *ending, tables *t)
 {
-    char path[PATH_MAX], *text = NULL;
+    char name[64], path[PATH_MAX], *text = NULL;
     size_t length;
-    if (snprintf(path, sizeof path, "%s/profile-rank%d.%s", folder, rank, ending) >= (int)sizeof path)
-        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", folder);
+    snprintf(name, sizeof name, "profile-rank%d.%s", rank, ending);
+    TR__TRY(tr__path_join(path, folder, name));
     FILE *to = open_memstream(&text, &length);
     if (!to) return tr__fail(TR_NO_MEMORY, "out of memory");
     TR__C_NUMBERS;
