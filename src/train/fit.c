@@ -232,14 +232,6 @@ static bool wants_to_stop(void *user)
     return o->should_stop && o->should_stop(o->user);
 }
 
-/* A worker of the loader hangs, in a validation or in a step that has changed nothing so far: what was learned before
- * is saved. */
-static tr_status stop_here(fit *f, bool *stop)
-{
-    *stop = f->report->stopped = true;
-    return f->steps ? save(f) : TR_OK;
-}
-
 static tr_status step(fit *f, bool *stop)
 {
     const tr_fit_options *o = f->options;
@@ -294,9 +286,7 @@ static tr_status compare_ranks(const fit *f)
     tr__facts facts = {0};
     tr__facts_say(&facts, "stop_at", "%" PRId64, f->until);
     tr__facts_say(&facts, "validate_every", "%" PRId64, f->validate_every);
-    tr_status status = tr__agree(f->trainer->plan.group, "fit", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(f->trainer->plan.group, "fit", &facts);
 }
 
 /* Replicas differ. A training may go back to a checkpoint a few times: a difference that comes back again and again is
@@ -370,8 +360,14 @@ static tr_status run(fit *f)
             TR__TRY(roll_back(f));
             continue;
         }
-        bool hangs = status == TR_CANCELLED && f->trainer->world_size == 1 && wants_to_stop(f);
-        TR__TRY(hangs ? stop_here(f, &stop) : status);
+        if (status != TR_CANCELLED || f->trainer->world_size > 1 || !wants_to_stop(f)) {
+            TR__TRY(status);
+            continue;
+        }
+        /* A worker of the loader hangs, in a validation or in a step that has changed nothing so far: what was learned
+         * before is saved. */
+        stop = f->report->stopped = true;
+        if (f->steps) TR__TRY(save(f));
     }
     if (f->profiling) end_profile(f);
     f->report->stopped |= stop && f->trainer->step < f->until;

@@ -70,8 +70,8 @@ tr_status tr__trainer_check(const tr_trainer *t)
         return tr__fail(
             TR_INVALID, "trainer: a batch of %" PRId64 " cannot be shared out over %d ranks", p->batch, t->world_size);
     if (!(p->lr > 0 && p->min_lr >= 0 && p->clip >= 0))
-        return tr__fail(TR_INVALID, "trainer: lr must be more than 0, min_lr and clip not less: %g, %g, %g", p->lr,
-            p->min_lr, p->clip);
+        return tr__fail(TR_INVALID, "trainer: lr must be more than 0, min_lr and clip must not be negative: %g, %g, %g",
+            p->lr, p->min_lr, p->clip);
     if (p->check_replicas < 0)
         return tr__fail(TR_INVALID, "trainer: check_replicas is a number of steps, 0 for never, not %" PRId64,
                         p->check_replicas);
