@@ -91,12 +91,6 @@ static tr_status sum_up(tables *t, tr_module *net)
     return TR_OK;
 }
 
-static const char *name_of(const tables *t, const tr__span *s)
-{
-    const total *module = s->who ? find(t, &(total){.kind = s->kind, .who = s->who}) : NULL;
-    return module ? module->name : s->name;
-}
-
 /* ---- The trace ------------------------------------------------------------------------------------------------------- */
 
 static void write_time(FILE *to, const char *key, int64_t ns)
@@ -109,10 +103,11 @@ static void write_time(FILE *to, const char *key, int64_t ns)
 static void write_span(FILE *to, const tables *t, size_t i, int rank, int64_t wall)
 {
     const tr__span *s = &t->spans[i];
+    const total *module = s->who ? find(t, &(total){.kind = s->kind, .who = s->who}) : NULL;
     bool overlaps = s->kind == TR__SPAN_COLLECTIVE;
     for (int end = 0; end <= (int)overlaps; end++) {
         fprintf(to, ",\n{\"name\":");
-        tr__json_string(to, name_of(t, s));
+        tr__json_string(to, module ? module->name : s->name);
         fprintf(to, ",\"cat\":\"%s\",\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", categories[s->kind],
             !overlaps ? "X" : end ? "e" : "b", rank, s->thread);
         if (overlaps) fprintf(to, ",\"id\":%zu", i);
