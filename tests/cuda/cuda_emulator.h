@@ -1,6 +1,6 @@
 /*
  * CUDA's language for g++, as far as the plug-in's kernels use it: qualifiers, indices, barriers, warp operations and
- * an atomic, so that a .cu file runs on the CPU. emulator.cc runs blocks; runtime.h is the runtime, cudart.cc its double.
+ * an atomic, so that .cu files run on the CPU. emulator.cc runs blocks; runtime.h is the runtime, cudart.cc its double.
  *
  * A block runs on one thread of the host. Its threads run one after another, in an order that the seed decides, each
  * until it has to wait for others; so whatever a missing barrier lets happen early does happen early. Errors name
