@@ -24,10 +24,7 @@ int tr__cli_algorithms(int argc, char **argv)
     if (status >= 0) return status;
 
     char *text = tr_algorithms(argc > 0 ? argv[0] : NULL, ranks);
-    if (!text) {
-        tr__complain("algorithms", "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    if (!text) return tr__failed("algorithms");
     fputs(text, stdout);
     free(text);
     return TR__EXIT_OK;

@@ -46,8 +46,7 @@ static tr_status add_parameter(bench_checkpoint *b, const char *name, int64_t ro
         char full[128];
         snprintf(full, sizeof full, "%s%s", name, endings[i]);
         tr_tensor *t = tr_randn(tr_next_seed(), TR_SHAPE(rows, columns));
-        tr_status status = tr_list_add(i ? b->state : b->model, full, t);
-        if (status != TR_OK) return status;
+        TRY(tr_list_add(i ? b->state : b->model, full, t));
     }
     b->bytes += (double)(rows * row_bytes);
     return TR_OK;
@@ -75,19 +74,18 @@ static tr_status make_tensors(bench_checkpoint *b)
     };
     b->model = tr_list_new();
     b->state = tr_list_new();
-    tr_status status = tr_status_of(b->model);
-    for (int layer = 0; layer < LAYERS && status == TR_OK; layer++) {
-        for (size_t i = 0; i < sizeof block / sizeof *block && status == TR_OK; i++) {
+    TRY(tr_status_of(b->model));
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (size_t i = 0; i < sizeof block / sizeof *block; i++) {
             char name[64];
             snprintf(name, sizeof name, "h.%d.%s", layer, block[i].name);
-            status = add_parameter(b, name, block[i].rows, block[i].columns);
+            TRY(add_parameter(b, name, block[i].rows, block[i].columns));
         }
     }
-    if (status == TR_OK) status = add_parameter(b, "wte.weight", VOCAB, DIM);
-    if (status == TR_OK) status = add_parameter(b, "wpe.weight", CONTEXT, DIM);
-    if (status == TR_OK) status = add_parameter(b, "ln_f.weight", 1, DIM);
-    if (status == TR_OK) status = add_parameter(b, "ln_f.bias", 1, DIM);
-    return status;
+    TRY(add_parameter(b, "wte.weight", VOCAB, DIM));
+    TRY(add_parameter(b, "wpe.weight", CONTEXT, DIM));
+    TRY(add_parameter(b, "ln_f.weight", 1, DIM));
+    return add_parameter(b, "ln_f.bias", 1, DIM);
 }
 
 /* ---- What is timed ----------------------------------------------------------------------------------------------- */

@@ -78,8 +78,7 @@ static int64_t stride(const collective_run *r, int64_t bytes)
 static tr_status send_and_receive(const collective_run *r, char *memory, int64_t count)
 {
     if (r->world == 1 || r->rank > 1) return TR_OK;
-    tr_status status = r->rank == 0 ? tr_send(r->group, memory, count, .peer = 1) : tr_recv(r->group, memory, count, .peer = 0);
-    if (status != TR_OK) return status;
+    TRY(r->rank == 0 ? tr_send(r->group, memory, count, .peer = 1) : tr_recv(r->group, memory, count, .peer = 0));
     return r->rank == 0 ? tr_recv(r->group, memory, count, .peer = 1) : tr_send(r->group, memory, count, .peer = 0);
 }
 
@@ -134,11 +133,11 @@ static int calls_for(double us)
 static tr_status count_calls(const collective_run *r, int64_t bytes, int *calls)
 {
     double us;
-    tr_status status = measure(r, WARM, bytes, 5, &us);
+    TRY(measure(r, WARM, bytes, 5, &us));
     int32_t n = calls_for(us);
-    if (status == TR_OK) status = tr_broadcast(r->group, &n, 1, .dtype = TR_I32);
+    TRY(tr_broadcast(r->group, &n, 1, .dtype = TR_I32));
     *calls = n;
-    return status;
+    return TR_OK;
 }
 
 /* The peer's first round only tells how many calls make up a good one. */
@@ -163,17 +162,18 @@ static tr_status measure_size(collective_run *r, int size)
     double rounds[PLACES][ROUNDS];
     int64_t bytes = r->sizes.bytes[size];
     int calls = 0, peer_calls = 5;
-    tr_status status = count_calls(r, bytes, &calls);
-    for (int round = 0; round < ROUNDS && status == TR_OK; round++) {
-        for (bench_place place = 0; place < PLACES && status == TR_OK; place++) {
+    TRY(count_calls(r, bytes, &calls));
+    for (int round = 0; round < ROUNDS; round++) {
+        for (bench_place place = 0; place < PLACES; place++) {
             if (!wanted(r, place)) continue;
-            if (place == PEER) status = r->rank == 0 ? ask_peer(r, bytes, &peer_calls, &rounds[place][round]) : TR_OK;
-            else status = measure(r, place, bytes, calls, &rounds[place][round]);
+            double *us = &rounds[place][round];
+            if (place != PEER) TRY(measure(r, place, bytes, calls, us));
+            else if (r->rank == 0) TRY(ask_peer(r, bytes, &peer_calls, us));
         }
     }
-    for (bench_place place = 0; place < PLACES && status == TR_OK; place++)
+    for (bench_place place = 0; place < PLACES; place++)
         r->median_us[size][place] = wanted(r, place) && r->rank == 0 ? tr__median(rounds[place], ROUNDS) : NAN;
-    return status;
+    return TR_OK;
 }
 
 /* A name is a program in bench/peer of the source, beside which this one was built or in which it runs. */
@@ -221,8 +221,7 @@ static tr_status prepare(collective_run *r)
     }
     memset(r->shared, 0, (size_t)r->pool);
     memset(r->own, 0, (size_t)stride(r, most));
-    tr_status status = open_limit(r, most);
-    if (status != TR_OK) return status;
+    TRY(open_limit(r, most));
     char command[2 * PATH_MAX];
     if (r->peer_command) find_peer(r, command, sizeof command);
     if (r->peer_command && r->rank == 0 && !tr__peer_start(&r->peer, 1, "%s", command)) return TR_CHILD;

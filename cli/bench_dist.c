@@ -73,15 +73,14 @@ static tr_status run_round(dist_run *run, tr_dist_mode mode, double *median)
     double us[STEPS];
     TR_SCOPE;
     tr_tensor *x = tr_randn(1, TR_SHAPE(BATCH, FEATURES));
-    tr_status status = TR_OK;
     run->mode = mode;
-    for (int i = -WARMUP; i < STEPS && status == TR_OK; i++) {
+    for (int i = -WARMUP; i < STEPS; i++) {
         double began = tr__now_us();
-        status = run_step(run, x);
+        TRY(run_step(run, x));
         if (i >= 0) us[i] = tr__now_us() - began;
     }
     *median = tr__median(us, STEPS);
-    return status;
+    return TR_OK;
 }
 
 /* ---- The chain --------------------------------------------------------------------------------------------------- */
@@ -114,22 +113,19 @@ static tr_status run_chain(const dist_run *run, way how, double *median)
     double us[STEPS], unused;
     TR_SCOPE;
     tr_tensor *x = tr_randn(2, TR_SHAPE(LINK));
-    tr_status status = TR_OK;
-    for (int i = -WARMUP; i < STEPS && status == TR_OK; i++) {
+    for (int i = -WARMUP; i < STEPS; i++) {
         double *to = i >= 0 ? &us[i] : &unused;
-        status = how == LOCAL ? pull_here(run, x, to) : pull_far(run, x, how, to);
+        TRY(how == LOCAL ? pull_here(run, x, to) : pull_far(run, x, how, to));
     }
     *median = tr__median(us, STEPS);
-    return status;
+    return TR_OK;
 }
 
 static tr_status run_chains(dist_run *run)
 {
-    tr_status status = TR_OK;
     for (int round = 0; round < ROUNDS; round++)
-        for (way how = FAST; how <= LOCAL && status == TR_OK; how++)
-            status = run_chain(run, how, &run->backward_us[how][round]);
-    return status;
+        for (way how = FAST; how <= LOCAL; how++) TRY(run_chain(run, how, &run->backward_us[how][round]));
+    return TR_OK;
 }
 
 static tr_status run_rounds(dist_run *run)
@@ -137,9 +133,8 @@ static tr_status run_rounds(dist_run *run)
     for (int round = 0; round < ROUNDS; round++) {
         char line[32];
         snprintf(line, sizeof line, "%d", STEPS);
-        tr_status status = run_round(run, TR_DIST_FAST, &run->us[FAST][round]);
-        if (status == TR_OK) status = run_round(run, TR_DIST_SMART, &run->us[SMART][round]);
-        if (status != TR_OK) return status;
+        TRY(run_round(run, TR_DIST_FAST, &run->us[FAST][round]));
+        TRY(run_round(run, TR_DIST_SMART, &run->us[SMART][round]));
         if (run->peer_command && !tr__peer_ask(&run->peer, line, &run->us[PEER][round])) return TR_CHILD;
     }
     return run_chains(run);
@@ -202,9 +197,9 @@ static tr_status drive(dist_run *run, int *code)
 static tr_status register_both(dist_run *run, tr_module *own, int rank)
 {
     run->link = (link){run->rpc, tr_require_grad(tr_randn(3, TR_SHAPE(LINK))), rank + 1 < run->workers ? rank + 1 : 0};
-    tr_status status = tr_status_of(run->link.weight);
-    if (status == TR_OK) status = tr_rpc_register(run->rpc, &layer_rpc, .state = own);
-    return status == TR_OK ? tr_rpc_register(run->rpc, &pull_rpc, .state = &run->link) : status;
+    TRY(tr_status_of(run->link.weight));
+    TRY(tr_rpc_register(run->rpc, &layer_rpc, .state = own));
+    return tr_rpc_register(run->rpc, &pull_rpc, .state = &run->link);
 }
 
 static tr_status take_part(dist_run *run, tr_group *group, int *code)
@@ -214,11 +209,11 @@ static tr_status take_part(dist_run *run, tr_group *group, int *code)
     tr__take_core(rank, tr_world_size(group));
     tr_module *own = tr_linear(FEATURES, FEATURES, .seed = 2);
     run->rpc = tr_rpc_start(group, .name = names[rank]);
-    tr_status status = tr_dist_start(run->rpc);
-    if (status == TR_OK) status = register_both(run, own, rank);
-    if (status == TR_OK) status = tr_barrier(group);
-    if (status == TR_OK && rank == 0) status = drive(run, code);
-    return status == TR_OK ? tr_rpc_stop(run->rpc) : status;
+    TRY(tr_dist_start(run->rpc));
+    TRY(register_both(run, own, rank));
+    TRY(tr_barrier(group));
+    if (rank == 0) TRY(drive(run, code));
+    return tr_rpc_stop(run->rpc);
 }
 
 static int run_rank(void *self)

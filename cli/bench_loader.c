@@ -94,7 +94,7 @@ static bool measure(const bench_loader *b, tr__peer *peer, tr_loader *loader, in
         int at = i < 0 ? 0 : i;
         well = !b->peer || i % 2 == 0 || tr__peer_ask(peer, "epoch", &theirs[at]);
         if (well && our_epoch(loader, count, &ours[at]) != TR_OK) {
-            tr__complain(TR__BENCH, "%s", tr_error_message());
+            tr__failed(TR__BENCH);
             well = false;
         }
         if (well && b->peer && i % 2 == 0) well = tr__peer_ask(peer, "epoch", &theirs[at]);
@@ -138,10 +138,7 @@ static int run(const bench_loader *b)
     int64_t count = tr_dataset_count(set);
     tr_loader *loader = tr_loader_new(set, .batch = b->batch, .workers = b->workers, .processes = b->processes,
         .shuffle = true);
-    if (tr_status_of(loader) != TR_OK) {
-        tr__complain(TR__BENCH, "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    if (tr_status_of(loader) != TR_OK) return tr__failed(TR__BENCH);
     tr__peer peer = {0};
     double ours[MOST_ROUNDS], theirs[MOST_ROUNDS];
     if (!measure(b, &peer, loader, count, ours, theirs)) return TR__EXIT_FAILED;

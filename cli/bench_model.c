@@ -88,20 +88,19 @@ static tr_status train_captured(tr_tensor *const *inputs, int n, tr_tensor **out
 static tr_status step(const tr__workload *w)
 {
     TR_SCOPE;
-    tr_status status = tr_seed(w->net, 1); /* for VGG's dropouts */
-    if (status != TR_OK) return status;
+    TRY(tr_seed(w->net, 1)); /* for VGG's dropouts */
     return w->captured ? tr_captured_run_n(w->captured, NULL, NULL, 0) : train(w);
 }
 
 /* All ranks begin together, also after rank 0 was busy with something else: the others sleep meanwhile. */
 static tr_status timed_steps(const bench_run *r, double *ms)
 {
-    tr_status status = r->group ? tr_barrier(r->group) : TR_OK;
+    if (r->group) TRY(tr_barrier(r->group));
     double begin = tr__now_us();
-    for (int i = 0; i < r->work.in_a_row && status == TR_OK; i++) status = step(&r->work);
-    if (status == TR_OK) status = tr_device_synchronize(r->work.device);
+    for (int i = 0; i < r->work.in_a_row; i++) TRY(step(&r->work));
+    TRY(tr_device_synchronize(r->work.device));
     *ms = 1e-3 * (tr__now_us() - begin) / r->work.in_a_row;
-    return status;
+    return TR_OK;
 }
 
 /* What tr_ddp() and a trainer do every CHECK_EVERY steps. */
@@ -111,12 +110,12 @@ static tr_status timed_check(const bench_run *r, double *ms)
     TR_SCOPE;
     *ms = NAN;
     if (!r->group) return TR_OK;
-    tr_status status = tr_barrier(r->group);
+    TRY(tr_barrier(r->group));
     double begin = tr__now_us();
-    if (status == TR_OK) status = tr_check_replicas(r->group, tr_state_dict(r->work.net));
-    if (status == TR_OK) status = tr_check_replicas(r->group, tr_optimizer_state(r->work.optimizer));
+    TRY(tr_check_replicas(r->group, tr_state_dict(r->work.net)));
+    TRY(tr_check_replicas(r->group, tr_optimizer_state(r->work.optimizer)));
     *ms = 1e-3 * (tr__now_us() - begin);
-    return status;
+    return TR_OK;
 }
 
 static tr_status peer_steps(bench_run *r, double *ms)
@@ -130,16 +129,15 @@ static tr_status peer_steps(bench_run *r, double *ms)
 /* Whoever was second in one turn is first in the next. */
 static tr_status turn(bench_run *r, int i, tr__sgemm *matrices)
 {
-    tr_status status = TR_OK;
-    if (i % 2) status = peer_steps(r, &r->theirs[i]);
+    if (i % 2) TRY(peer_steps(r, &r->theirs[i]));
     double before = minor_faults();
-    if (status == TR_OK) status = timed_steps(r, &r->ours[i]);
+    TRY(timed_steps(r, &r->ours[i]));
     r->faults += (minor_faults() - before) / (r->bench->steps * r->work.in_a_row);
-    if (status == TR_OK) status = timed_check(r, &r->checks[i]);
-    if (status == TR_OK && i % 2 == 0) status = peer_steps(r, &r->theirs[i]);
+    TRY(timed_check(r, &r->checks[i]));
+    if (i % 2 == 0) TRY(peer_steps(r, &r->theirs[i]));
     bool on_cpu = r->work.device.kind == TR_CPU;
-    if (status == TR_OK && r->rank == 0) r->peaks[i] = on_cpu ? tr__sgemm_peak(matrices) : NAN;
-    return status;
+    if (r->rank == 0) r->peaks[i] = on_cpu ? tr__sgemm_peak(matrices) : NAN;
+    return TR_OK;
 }
 
 static tr_status measure(bench_run *r)

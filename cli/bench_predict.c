@@ -37,8 +37,7 @@ static tr_status print_predictions(const predicting *p)
         printf("\n%8lld", (long long)p->ranks.bytes[r]);
         for (int i = 0; i < p->bytes.count; i++) {
             double seconds;
-            tr_status status = tr_predict(find_kind(p->kind), p->algorithm, (int)p->ranks.bytes[r], p->bytes.bytes[i], NULL, &seconds);
-            if (status != TR_OK) return status;
+            TRY(tr_predict(find_kind(p->kind), p->algorithm, (int)p->ranks.bytes[r], p->bytes.bytes[i], NULL, &seconds));
             print_time(seconds);
             fflush(stdout);
         }
@@ -84,6 +83,5 @@ int tr__bench_predict(int argc, char **argv)
     if (p.table) setenv("TRIREME_ALGORITHMS", p.table, 1);
     if (print_predictions(&p) == TR_OK) return TR__EXIT_OK;
     printf("\n");
-    tr__complain("bench predict", "%s", tr_error_message());
-    return TR__EXIT_FAILED;
+    return tr__failed("bench predict");
 }

@@ -109,11 +109,10 @@ static tr_status exchange(tr__probe *p, tr_group *group, int own)
     for (int rank = 0; rank < p->world; rank++) {
         int32_t where[2] = {getpid(), own};
         char path[64];
-        tr_status status = tr_broadcast(group, where, 2, .dtype = TR_I32, .root = rank);
-        if (status != TR_OK) return status;
+        TRY(tr_broadcast(group, where, 2, .dtype = TR_I32, .root = rank));
         snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)where[0], (int)where[1]);
         int fd = rank == p->rank ? own : open(path, O_RDWR | O_CLOEXEC);
-        status = fd < 0 ? refused() : map(p, rank, fd);
+        tr_status status = fd < 0 ? refused() : map(p, rank, fd);
         if (fd >= 0 && fd != own) close(fd);
         if (status != TR_OK) return status;
     }

@@ -189,8 +189,7 @@ tr_status tr__bare_ring_run(const tr__bare_ring *r, int64_t bytes)
         ssize_t in = receives ? receive_some(&t) : -1;
         if (receives && !lasts(in)) return broken(in == 0 ? ECONNRESET : errno);
         if (out > 0 || in > 0) continue;
-        tr_status status = wait_for_sockets(sends ? r->to : -1, receives ? r->from : -1);
-        if (status != TR_OK) return status;
+        TRY(wait_for_sockets(sends ? r->to : -1, receives ? r->from : -1));
     }
     return TR_OK;
 }

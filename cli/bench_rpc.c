@@ -44,8 +44,7 @@ static tr_status time_calls(const rpc_bench *b, tr_tensor *x, int calls, double 
     double times[CALLS_MOST];
     for (int i = 0; i < calls; i++) {
         double began = tr__now_us();
-        tr_status status = call(b, x);
-        if (status != TR_OK) return status;
+        TRY(call(b, x));
         times[i] = tr__now_us() - began;
     }
     *us = tr__median(times, calls);
@@ -76,15 +75,13 @@ static tr_status measure_size(rpc_bench *b, int size)
     int64_t bytes = b->sizes.bytes[size];
     tr_tensor *x = tr_zeros(TR_SHAPE(bytes >= 4 ? bytes / 4 : 1));
     double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], once = 0;
-    tr_status status = time_calls(b, x, CALLS_LEAST, &once);
-    if (status != TR_OK) return status;
+    TRY(time_calls(b, x, CALLS_LEAST, &once));
     int calls = once > 0 ? (int)(ROUND_US / once) : CALLS_MOST;
     calls = calls > CALLS_MOST ? CALLS_MOST : calls < CALLS_LEAST ? CALLS_LEAST : calls;
     int peer_calls = calls / 5 > CALLS_LEAST ? calls / 5 : CALLS_LEAST;
     for (int round = 0; round < ROUNDS; round++) {
-        status = time_calls(b, x, calls, &ours[round]);
-        if (status == TR_OK && b->stream) status = time_raw(b, bytes, calls, &raw[round]);
-        if (status != TR_OK) return status;
+        TRY(time_calls(b, x, calls, &ours[round]));
+        if (b->stream) TRY(time_raw(b, bytes, calls, &raw[round]));
         if (b->peer && !ask_peer(b, "echo", (long long)bytes, peer_calls, &theirs[round])) return TR_CHILD;
     }
     b->us[size] = tr__median(ours, ROUNDS);
@@ -125,8 +122,7 @@ static tr_status measure_rate(rpc_bench *b)
 {
     double ours[ROUNDS], theirs[ROUNDS];
     for (int round = 0; round < ROUNDS && b->callers; round++) {
-        tr_status status = rate_once(b, &ours[round]);
-        if (status != TR_OK) return status;
+        TRY(rate_once(b, &ours[round]));
         if (b->peer && !ask_peer(b, "callers", b->callers, CALLER_CALLS / 10, &theirs[round])) return TR_CHILD;
     }
     if (!b->callers) return TR_OK;
@@ -202,10 +198,10 @@ static tr_status open_stream(rpc_bench *b, tr_group *world)
 static tr_status run_agent(rpc_bench *b, tr_group *world)
 {
     b->rpc = tr_rpc_start(world, .name = tr_rank(world) ? "server" : "client");
-    tr_status status = tr_rpc_register(b->rpc, &echo_rpc);
-    if (status == TR_OK) status = tr_barrier(world);
-    if (status == TR_OK && tr_rank(world) == 0) status = measure_all(b);
-    return status == TR_OK ? tr_rpc_stop(b->rpc) : status;
+    TRY(tr_rpc_register(b->rpc, &echo_rpc));
+    TRY(tr_barrier(world));
+    if (tr_rank(world) == 0) TRY(measure_all(b));
+    return tr_rpc_stop(b->rpc);
 }
 
 static tr_status run_rank(rpc_bench *b, tr_group *world)

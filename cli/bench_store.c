@@ -67,16 +67,15 @@ int tr__bench_store(int argc, char **argv)
 static tr_status join_once(tr_group **group, double *seconds)
 {
     if (*group) {
-        tr_status status = tr_barrier(*group);
-        if (status == TR_OK) status = tr_leave(*group);
-        if (status != TR_OK) return status;
+        TRY(tr_barrier(*group));
+        TRY(tr_leave(*group));
     }
     double times[2] = {-1e-6 * tr__now_us(), 0};
     *group = tr_join();
     times[1] = 1e-6 * tr__now_us();
-    tr_status status = tr_all_reduce(*group, times, 2, .dtype = TR_F64, .op = TR_MAX);
+    TRY(tr_all_reduce(*group, times, 2, .dtype = TR_F64, .op = TR_MAX));
     *seconds = times[0] + times[1];
-    return status;
+    return TR_OK;
 }
 
 static int report_join(const tr_group *group, double first, double *again, const char *json)

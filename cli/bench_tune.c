@@ -57,23 +57,22 @@ static tr_status call(const tune *t, tr_collective_kind kind, int64_t bytes)
 static tr_status time_once(const tune *t, tr_collective_kind kind, int64_t bytes, double *us)
 {
     bool from_root = kind == TR_BROADCAST || kind == TR_SCATTER, to_root = kind == TR_REDUCE || kind == TR_GATHER;
-    tr_status status = to_root ? call(t, TR_SCATTER, sizeof(float)) : TR_OK;
+    if (to_root) TRY(call(t, TR_SCATTER, sizeof(float)));
     for (double told = tr__now_us(); to_root && t->rank == 0 && tr__now_us() - told < t->echo_us / 2;) continue;
     double begin = tr__now_us();
-    if (status == TR_OK) status = call(t, kind, bytes);
-    if (status == TR_OK && from_root) status = call(t, TR_GATHER, sizeof(float));
-    if (status == TR_OK && !from_root && !to_root) status = call(t, kind, bytes);
+    TRY(call(t, kind, bytes));
+    if (from_root) TRY(call(t, TR_GATHER, sizeof(float)));
+    if (!from_root && !to_root) TRY(call(t, kind, bytes));
     *us = (tr__now_us() - begin) / (from_root || to_root ? 1 : 2);
-    return status;
+    return TR_OK;
 }
 
 /* The median of several, without what telling takes. */
 static tr_status measure(const tune *t, tr_collective_kind kind, int64_t bytes, int calls, double *us)
 {
     double times[CALLS_MOST], unused;
-    tr_status status = time_once(t, kind, bytes, &unused);
-    for (int i = 0; i < calls && status == TR_OK; i++) status = time_once(t, kind, bytes, &times[i]);
-    if (status != TR_OK) return status;
+    TRY(time_once(t, kind, bytes, &unused));
+    for (int i = 0; i < calls; i++) TRY(time_once(t, kind, bytes, &times[i]));
     *us = tr__median(times, calls);
     if (kind == TR_BROADCAST || kind == TR_SCATTER) *us = fmax(*us - t->echo_us / 2, *us / 10);
     return TR_OK;
@@ -83,10 +82,10 @@ static tr_status measure(const tune *t, tr_collective_kind kind, int64_t bytes, 
 static tr_status measure_in_budget(const tune *t, tr_collective_kind kind, int64_t bytes, double *us)
 {
     double first = 1;
-    tr_status status = measure(t, kind, bytes, 1, &first);
+    TRY(measure(t, kind, bytes, 1, &first));
     int32_t calls = (int32_t)fmax(2, fmin(CALLS_MOST, 1e3 * t->budget_ms / first));
-    if (status == TR_OK) status = tr_broadcast(t->group, &calls, 1, .dtype = TR_I32);
-    return status == TR_OK ? measure(t, kind, bytes, calls, us) : status;
+    TRY(tr_broadcast(t->group, &calls, 1, .dtype = TR_I32));
+    return measure(t, kind, bytes, calls, us);
 }
 
 static tr_status measure_echo(tune *t)
@@ -113,13 +112,13 @@ static tr_status measure_algorithm(tune *t, int algorithm, int round)
     char rows[640];
     rows_of(algorithm, rows, sizeof rows);
     t->group = tr_join(.transport = "tcp", .algorithms = rows);
-    tr_status status = tr_status_of(t->group);
-    if (status == TR_OK) status = measure_echo(t);
-    for (int i = 0; i < t->times.count && status == TR_OK; i++) {
+    TRY(tr_status_of(t->group));
+    TRY(measure_echo(t));
+    for (int i = 0; i < t->times.count; i++) {
         const tr__time *time = &t->times.list[i];
-        if (time->algorithm == algorithm) status = measure_in_budget(t, time->kind, time->bytes, &t->rounds[i][round]);
+        if (time->algorithm == algorithm) TRY(measure_in_budget(t, time->kind, time->bytes, &t->rounds[i][round]));
     }
-    return status == TR_OK ? tr_leave(t->group) : status;
+    return tr_leave(t->group);
 }
 
 static tr_status measure_all(tune *t)

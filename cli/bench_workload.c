@@ -26,10 +26,10 @@ const tr__usual *tr__usual_of(const char *model)
 
 static tr_status check(const tr__workload *w)
 {
-    tr_status status = tr_status_of(w->net);
-    if (status == TR_OK) status = tr_status_of(w->optimizer);
-    if (status == TR_OK) status = tr_status_of(w->x);
-    return status == TR_OK ? tr_status_of(w->y) : status;
+    TRY(tr_status_of(w->net));
+    TRY(tr_status_of(w->optimizer));
+    TRY(tr_status_of(w->x));
+    return tr_status_of(w->y);
 }
 
 /* Where a rank computes. */
@@ -70,8 +70,7 @@ static tr_tensor *numbers_below(int64_t limit, uint64_t seed, tr_shape shape)
 static tr_status make_gpt(const tr__bench *b, uint64_t seed, const place *at, tr__workload *w)
 {
     tr_gpt_options o = {.size = sizeof o};
-    tr_status status = tr_gpt_preset(strcmp(b->model, "gpt-mini") == 0 ? "mini" : b->model, &o);
-    if (status != TR_OK) return status;
+    TRY(tr_gpt_preset(strcmp(b->model, "gpt-mini") == 0 ? "mini" : b->model, &o));
     if (o.context < b->seq) o.context = b->seq;
     tr_module *model = placed(tr_gpt_with(&o), at);
     double tokens = (double)b->batch * b->seq, dim = o.dim, weights = o.layers * 12 * dim * dim + o.vocab * dim;
@@ -294,15 +293,14 @@ static tr_status make(const tr__bench *b, uint64_t seed, const place *at, tr__wo
 tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__workload *w)
 {
     place at = {.group = group};
-    tr_status status = tr_group_device_named(group, b->device, &at.device);
-    if (status == TR_OK) status = make(b, 2 * (uint64_t)rank, &at, w);
-    if (status != TR_OK) return status;
+    TRY(tr_group_device_named(group, b->device, &at.device));
+    TRY(make(b, 2 * (uint64_t)rank, &at, w));
     w->device = at.device;
     w->autocast = strcmp(b->dtype, "bf16") == 0 ? TR_BF16 : TR_F32;
     w->x = tr_to(w->x, at.device);
     w->y = tr_to(w->y, at.device);
-    status = check(w);
+    TRY(check(w));
     /* As a trainer chooses. */
     w->in_backward = !b->step_after_backward && !group && !b->capture && at.device.kind == TR_CPU;
-    return status == TR_OK ? tr_step_in_backward(w->optimizer, w->in_backward) : status;
+    return tr_step_in_backward(w->optimizer, w->in_backward);
 }

@@ -270,7 +270,7 @@ static bool verify_folder(const char *folder, cJSON *all)
     return fine;
 }
 
-int tr__checkpoint_verify(int argc, char **argv)
+static int verify(int argc, char **argv)
 {
     const char *json = NULL;
     const tr__option options[] = {
@@ -347,7 +347,7 @@ static void print_files(const survey *s)
     }
 }
 
-int tr__checkpoint_show(int argc, char **argv)
+static int show(int argc, char **argv)
 {
     TR_SCOPE;
     const char *json = NULL;
@@ -384,19 +384,11 @@ int tr__checkpoint_show(int argc, char **argv)
 
 int tr__cli_checkpoint(int argc, char **argv)
 {
-    const char *what = argc > 1 ? argv[1] : NULL;
-    if (what && !strcmp(what, "verify")) return tr__checkpoint_verify(argc - 1, argv + 1);
-    if (what && !strcmp(what, "show")) return tr__checkpoint_show(argc - 1, argv + 1);
-    if (what && !strcmp(what, "diff")) return tr__checkpoint_diff(argc - 1, argv + 1);
-    if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
-        printf("Usage: trireme checkpoint verify|show|diff [OPTION…] PATH…\n\n"
-               "  verify  read checkpoints whole, and name what is damaged or not finite\n"
-               "  show    print what a checkpoint is and holds\n"
-               "  diff    say how two of them differ\n");
-        return TR__EXIT_OK;
-    }
-    tr__complain("checkpoint",
-                 what ? "there is no \"%s\": there are verify, show and diff" : "say what to do: verify, show or diff",
-                 what);
-    return TR__EXIT_USAGE;
+    static const tr__subcommand commands[] = {
+        {"verify", verify, "read checkpoints whole, and name what is damaged or not finite"},
+        {"show", show, "print what a checkpoint is and holds"},
+        {"diff", tr__checkpoint_diff, "say how two of them differ"},
+        {0},
+    };
+    return tr__run_subcommand("checkpoint", "Reads what trainings have saved.", commands, argc, argv);
 }

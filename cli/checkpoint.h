@@ -14,9 +14,7 @@ void tr__line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* "1.5 MB", into text (at least 16 bytes), returned. */
 char *tr__bytes_text(double bytes, char text[16]);
 
-/* argv[0] is the name. Each returns the exit code. */
-int tr__checkpoint_verify(int argc, char **argv);
-int tr__checkpoint_show(int argc, char **argv);
+/* argv[0] is the name. Returns the exit code. */
 int tr__checkpoint_diff(int argc, char **argv);
 
 #endif

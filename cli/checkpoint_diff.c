@@ -111,10 +111,7 @@ static tr_status compare(diff *d, const char *file, const char *name, tr_tensor 
     distance far = {0};
     d->tensors++;
     bool alike = same_shape(a, b), same_kind = alike && tr_dtype_of(a) == tr_dtype_of(b);
-    if (alike) {
-        tr_status status = measure(a, b, &far);
-        if (status != TR_OK) return status;
-    }
+    if (alike) TRY(measure(a, b, &far));
     if (same_kind && far.different == 0) return TR_OK;
     d->different++;
     if (far.absolute > d->most) d->most = far.absolute;
@@ -183,8 +180,7 @@ static tr_status compare_lists(diff *d, const char *file, const tr_tensor_list *
     for (int i = 0; i < tr_list_count(a); i++) {
         const char *name = tr_list_name(a, i);
         tr_tensor *other = tr_list_find(b, name);
-        tr_status status = other ? compare(d, file, name, tr_list_at(a, i), other) : TR_OK;
-        if (status != TR_OK) return status;
+        if (other) TRY(compare(d, file, name, tr_list_at(a, i), other));
     }
     return TR_OK;
 }
@@ -198,17 +194,15 @@ static tr_status load(const char *path, tr_tensor_list **model, tr_tensor_list *
     int64_t step;
     *state = NULL;
     switch (tr__path_kind_of(path)) {
-    case TR__PATH_FOLDER: {
-        tr_status status = tr_checkpoint_find(path, found, &step);
-        return status == TR_OK ? tr_checkpoint_load(found, model, state) : status;
-    }
+    case TR__PATH_FOLDER:
+        TRY(tr_checkpoint_find(path, found, &step));
+        return tr_checkpoint_load(found, model, state);
     case TR__PATH_CHECKPOINT:
         return tr_checkpoint_load(path, model, state);
-    case TR__PATH_FILE: {
-        tr_status status = tr_checkpoint_verify(path);
-        *model = status == TR_OK ? tr_safetensors_load(path) : NULL;
-        return status == TR_OK ? tr_status_of(*model) : status;
-    }
+    case TR__PATH_FILE:
+        TRY(tr_checkpoint_verify(path));
+        *model = tr_safetensors_load(path);
+        return tr_status_of(*model);
     case TR__PATH_NOTHING:
         break;
     }
@@ -217,13 +211,10 @@ static tr_status load(const char *path, tr_tensor_list **model, tr_tensor_list *
 
 static tr_status run(diff *d)
 {
-    for (int i = 0; i < 2; i++) {
-        tr_status status = load(d->paths[i], &d->models[i], &d->states[i]);
-        if (status != TR_OK) return status;
-    }
-    tr_status status = compare_lists(d, "model", d->models[0], d->models[1]);
-    if (status == TR_OK && d->states[0] && d->states[1]) status = compare_lists(d, "state", d->states[0], d->states[1]);
-    return status;
+    for (int i = 0; i < 2; i++) TRY(load(d->paths[i], &d->models[i], &d->states[i]));
+    TRY(compare_lists(d, "model", d->models[0], d->models[1]));
+    if (d->states[0] && d->states[1]) TRY(compare_lists(d, "state", d->states[0], d->states[1]));
+    return TR_OK;
 }
 
 static bool conclude(const diff *d)
@@ -277,9 +268,8 @@ int tr__checkpoint_diff(int argc, char **argv)
         d.keys = cJSON_AddArrayToObject(object, "metadata");
     }
     if (run(&d) != TR_OK) {
-        tr__complain(DIFF, "%s", tr_error_message());
         cJSON_Delete(object);
-        return TR__EXIT_FAILED;
+        return tr__failed(DIFF);
     }
     bool same = conclude(&d);
     code = write_json(&d, object, same, json);

@@ -37,9 +37,7 @@ static tr_cluster *open_cluster(const settings *s)
 
 static int conclude(const char *command, tr_status status)
 {
-    if (status == TR_OK) return TR__EXIT_OK;
-    tr__complain(command, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
+    return status == TR_OK ? TR__EXIT_OK : tr__failed(command);
 }
 
 /* ---- check ----------------------------------------------------------------------------------------------------------- */
@@ -64,7 +62,7 @@ static int check(int argc, char **argv)
     int status = tr__parse(&syntax, &argc, argv);
     if (status >= 0) return status;
     tr_cluster *cluster = open_cluster(&s);
-    if (tr_status_of(cluster)) return conclude("cluster check", tr_status_of(cluster));
+    if (tr_status_of(cluster) != TR_OK) return tr__failed("cluster check");
     return tr_cluster_check(cluster, argc ? argv[0] : NULL, print_finding, NULL) ? TR__EXIT_FAILED : TR__EXIT_OK;
 }
 
@@ -136,7 +134,7 @@ static int start(int argc, char **argv)
     snprintf(name, sizeof name, "%lld-%d", (long long)time(NULL), (int)getpid());
     if (!s.job) s.job = name;
     tr_cluster *cluster = open_cluster(&s);
-    if (tr_status_of(cluster)) return conclude("cluster start", tr_status_of(cluster));
+    if (tr_status_of(cluster) != TR_OK) return tr__failed("cluster start");
     if (tr_cluster_check(cluster, argv[0], print_failure, NULL)) return TR__EXIT_FAILED;
     const char *const *command = (const char *const *)argv;
     return s.detach ? run_detached(cluster, &s, command) : run(cluster, &s, command, print_line);
@@ -161,7 +159,7 @@ static int status_of_job(int argc, char **argv)
     if (parsed >= 0) return parsed;
     tr_cluster_job job;
     tr_status status = tr_cluster_status(open_cluster(&s), s.job, &job);
-    if (status) return conclude("cluster status", status);
+    if (status != TR_OK) return tr__failed("cluster status");
     printf("%s: %s\n  %d ranks on %d hosts, bound to process %d\n", job.name, tr_printable(job.program), job.ranks,
            job.hosts, job.pid);
     double seconds = difftime(time(NULL), (time_t)(job.started_ms / 1000));
@@ -205,33 +203,15 @@ static int stop(int argc, char **argv)
 
 /* ---- Which ------------------------------------------------------------------------------------------------------------ */
 
-static const struct {
-    const char *name;
-    int (*function)(int argc, char **argv);
-    const char *help;
-} commands[] = {
-    {"check", check, "can all hosts take part?"},
-    {"start", start, "run a program on all hosts"},
-    {"status", status_of_job, "say how a job stands"},
-    {"logs", logs, "show what a job has printed"},
-    {"stop", stop, "stop a job everywhere"},
-};
-enum { command_count = sizeof commands / sizeof *commands };
-
-static void print_help(FILE *to)
-{
-    fprintf(to, "Usage: trireme cluster COMMAND [OPTION…]\n\nRuns programs on machines that are reached by ssh.\n\nCommands:\n");
-    for (int i = 0; i < command_count; i++) fprintf(to, "  %-7s %s\n", commands[i].name, commands[i].help);
-    fprintf(to, "\n`trireme cluster COMMAND --help` says more about a command.\n");
-}
-
 int tr__cli_cluster(int argc, char **argv)
 {
-    const char *name = argc > 1 ? argv[1] : "--missing";
-    for (int i = 0; i < command_count; i++)
-        if (!strcmp(commands[i].name, name)) return commands[i].function(argc - 1, argv + 1);
-    bool asked = !strcmp(name, "--help") || !strcmp(name, "-h");
-    if (!asked) tr__complain("cluster", argc > 1 ? "there is no command \"%s\"" : "a command is missing", name);
-    print_help(asked ? stdout : stderr);
-    return asked ? TR__EXIT_OK : TR__EXIT_USAGE;
+    static const tr__subcommand commands[] = {
+        {"check", check, "can all hosts take part?"},
+        {"start", start, "run a program on all hosts"},
+        {"status", status_of_job, "say how a job stands"},
+        {"logs", logs, "show what a job has printed"},
+        {"stop", stop, "stop a job everywhere"},
+        {0},
+    };
+    return tr__run_subcommand("cluster", "Runs programs on machines that are reached by ssh.", commands, argc, argv);
 }

@@ -1,6 +1,7 @@
 #include "crowd.h"
 
 #include "clock.h"
+#include "options.h"
 
 #include <trireme/comm.h>
 
@@ -21,8 +22,7 @@ static tr_status come_and_meet(const meeting *m)
     TR_SCOPE;
     tr_store *store = tr_store_tcp("127.0.0.1", m->port, .token = m->crowd->token, .timeout_ms = TIMEOUT_MS);
     int64_t here;
-    tr_status status = tr_store_add(store, "here", 1, &here);
-    if (status != TR_OK) return status;
+    TRY(tr_store_add(store, "here", 1, &here));
     return here == m->crowd->clients ? tr_store_set(store, "go", "", 0) : tr_store_wait(store, "go", TIMEOUT_MS);
 }
 

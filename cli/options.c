@@ -21,6 +21,12 @@ void tr__complain(const char *command, const char *format, ...)
     fprintf(stderr, "trireme %s: %s\n", command, tr_printable(text));
 }
 
+int tr__failed(const char *command)
+{
+    tr__complain(command, "%s", tr_error_message());
+    return TR__EXIT_FAILED;
+}
+
 /* ---- The nearest word -------------------------------------------------------------------------------------------- */
 
 enum { word_length = 40 };
@@ -298,4 +304,26 @@ int tr__parse(const tr__syntax *syntax, int *argc, char **argv)
     argv[operands] = NULL;
     *argc = operands;
     return check_complete(syntax, seen, operands, argv);
+}
+
+/* ---- Commands of commands ---------------------------------------------------------------------------------------- */
+
+int tr__run_subcommand(const char *command, const char *about, const tr__subcommand *all, int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : NULL;
+    char names[256] = "";
+    for (const tr__subcommand *c = all; c->name; c++) {
+        if (what && !strcmp(what, c->name)) return c->function(argc - 1, argv + 1);
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", c > all ? ", " : "", c->name);
+    }
+    if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
+        printf("Usage: trireme %s COMMAND [OPTION…]\n\n%s\n\nCommands:\n", command, about);
+        for (const tr__subcommand *c = all; c->name; c++) printf("  %-7s %s\n", c->name, c->help);
+        printf("\n`trireme %s COMMAND --help` says more about a command.\n", command);
+        return TR__EXIT_OK;
+    }
+    if (what) tr__complain(command, "there is no \"%s\": there are %s", what, names);
+    else tr__complain(command, "say what to do: %s", names);
+    fprintf(stderr, "Try: trireme %s --help\n", command);
+    return TR__EXIT_USAGE;
 }

@@ -71,6 +71,25 @@ bool tr__option_set(const char *command, const tr__option *option, const char *n
 
 /* "trireme run: message" on stderr. */
 void tr__complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The library's latest failure as such a message; returns TR__EXIT_FAILED. */
+int tr__failed(const char *command);
+
+/* `return` on failure, of functions that return a tr_status. */
+#define TRY(expression)                             \
+    do {                                            \
+        tr_status try_status = (expression);        \
+        if (try_status != TR_OK) return try_status; \
+    } while (0)
+
+/* A command of commands: "trireme checkpoint verify". A function gets its own name as argv[0] and returns the exit code. */
+typedef struct tr__subcommand {
+    const char *name;
+    int (*function)(int argc, char **argv);
+    const char *help;
+} tr__subcommand;
+/* Calls the one that argv[1] names, or lists all of them where --help asks for it. about: what they are for. A row without a name
+ * ends them. */
+int tr__run_subcommand(const char *command, const char *about, const tr__subcommand *all, int argc, char **argv);
 
 /* The word most like this one, NULL when none is like it. For "did you mean". */
 const char *tr__nearest(const char *word, const char *const *words);

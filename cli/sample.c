@@ -79,7 +79,7 @@ static int load(sample *s)
     int64_t step;
     tr_tensor_list *list;
     if (tr_checkpoint_find(s->from, path, &step) != TR_OK || tr_checkpoint_load(path, &list, NULL) != TR_OK)
-        return failed(tr_error_message());
+        return tr__failed(SAMPLE);
     const char *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
     tr__language_size size;
     if (!tokenizer || !read_size(list, &size)) {
@@ -94,7 +94,7 @@ static int load(sample *s)
     int code = build(s, path, list, &size);
     if (code >= 0) return code;
     if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer_load(tokenizer));
-    if (tr_status_of(s->tokenizer) != TR_OK) return failed(tr_error_message());
+    if (tr_status_of(s->tokenizer) != TR_OK) return tr__failed(SAMPLE);
     if (s->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256)) {
         tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, s->vocab, tokenizer);
         return TR__EXIT_FAILED;
@@ -154,8 +154,7 @@ static tr_status next(const sample *s, const int32_t *ids, int64_t count, float 
     tr_tensor *x = tr_from(ids + count - seen, TR_SHAPE(1, seen), .dtype = TR_I32);
     tr_tensor *logits = tr_forward(s->model, x); /* [1, seen, vocab] */
     tr_tensor *last = tr_slice(logits, 1, seen - 1, seen);
-    tr_status status = tr_copy_out(last, s->logits, (size_t)vocab * sizeof *s->logits);
-    if (status != TR_OK) return status;
+    TRY(tr_copy_out(last, s->logits, (size_t)vocab * sizeof *s->logits));
     for (int64_t i = 0; i < vocab; i++) {
         if (isfinite(s->logits[i])) continue;
         (void)tr_fail(TR_INVALID, "the model gives token %" PRId64 " of its vocabulary the logit %g: its weights are finite, and too large "
@@ -221,12 +220,12 @@ static int write_text(sample *s)
     TR_SCOPE;
     int64_t count = 0;
     int32_t *ids = read_prompt(s, &count);
-    if (!ids) return failed(tr_error_message());
+    if (!ids) return tr__failed(SAMPLE);
     for (int64_t i = 0; i < count; i++) show_token(s, ids[i]);
     tr_status status = go_on(s, ids, count);
     free(ids);
     putchar('\n');
-    if (status != TR_OK) return failed(tr_error_message());
+    if (status != TR_OK) return tr__failed(SAMPLE);
     return fflush(stdout) == 0 ? TR__EXIT_OK : failed("cannot write the text");
 }
 
@@ -250,7 +249,7 @@ int tr__cli_sample(int argc, char **argv)
         options, .operands = {0, 0}};
     int code = tr__parse(&syntax, &argc, argv);
     if (code >= 0) return code;
-    if (s.threads && tr_set_threads(s.threads) != TR_OK) return failed(tr_error_message());
+    if (s.threads && tr_set_threads(s.threads) != TR_OK) return tr__failed(SAMPLE);
     s.terminal = isatty(STDOUT_FILENO);
     code = load(&s);
     if (!s.prompt) s.prompt = "\n"; /* a model needs something to go on from */

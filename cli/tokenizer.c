@@ -12,12 +12,6 @@
 #define TRAIN "tokenizer train"
 #define ENCODE "tokenizer encode"
 
-static int failed(const char *command)
-{
-    tr__complain(command, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
-}
-
 static int train(int argc, char **argv)
 {
     TR_SCOPE;
@@ -39,9 +33,9 @@ static int train(int argc, char **argv)
     if (code >= 0) return code;
     tr_text *text = tr_text_load(data, .suffixes = suffixes, .validation = 0);
     tr_tokenizer *t = tr_tokenizer_train(text, .vocab = vocab, .least = least);
-    if (tr_status_of(t) != TR_OK || tr_tokenizer_save(t, out) != TR_OK) return failed(TRAIN);
+    if (tr_status_of(t) != TR_OK || tr_tokenizer_save(t, out) != TR_OK) return tr__failed(TRAIN);
     tr_text *tokens = tr_text_load(data, .suffixes = suffixes, .validation = 0, .tokenizer = t);
-    if (tr_status_of(tokens) != TR_OK) return failed(TRAIN);
+    if (tr_status_of(tokens) != TR_OK) return tr__failed(TRAIN);
     double bytes = (double)tr_text_bytes(text, false), count = (double)tr_text_tokens(tokens, false);
     printf("%d tokens in %s: %s is %.0f of them, one for %.2f bytes\n", tr_tokenizer_vocab(t), out, data, count,
         bytes / count);
@@ -79,22 +73,17 @@ static int encode(int argc, char **argv)
     if (code >= 0) return code;
     tr_tokenizer *t = tr_tokenizer_load(path);
     tr_tensor *ids = tr_encode(t, argv[0]);
-    if (tr_status_of(ids) != TR_OK) return failed(ENCODE);
+    if (tr_status_of(ids) != TR_OK) return tr__failed(ENCODE);
     for (int64_t i = 0; i < tr_numel(ids); i++) print_token(t, ((const int32_t *)tr_data(ids))[i]);
     return TR__EXIT_OK;
 }
 
 int tr__cli_tokenizer(int argc, char **argv)
 {
-    const char *what = argc > 1 ? argv[1] : NULL;
-    if (what && !strcmp(what, "train")) return train(argc - 1, argv + 1);
-    if (what && !strcmp(what, "encode")) return encode(argc - 1, argv + 1);
-    if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
-        printf("Usage: trireme tokenizer train|encode [OPTION…]\n\n  train   learn a byte-pair vocabulary from a text\n"
-               "  encode  print the tokens of a text\n");
-        return TR__EXIT_OK;
-    }
-    tr__complain("tokenizer", what ? "there is no \"%s\": there are train and encode" : "say what to do: train or encode",
-        what);
-    return TR__EXIT_USAGE;
+    static const tr__subcommand commands[] = {
+        {"train", train, "learn a byte-pair vocabulary from a text"},
+        {"encode", encode, "print the tokens of a text"},
+        {0},
+    };
+    return tr__run_subcommand("tokenizer", "Cuts texts into tokens.", commands, argc, argv);
 }

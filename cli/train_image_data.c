@@ -1,5 +1,7 @@
 #include "train_image_data.h"
 
+#include "options.h"
+
 #include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
@@ -165,8 +167,7 @@ static tr_status count_labels(tr_dataset *set, int64_t *classes)
     for (int64_t i = 0; set && i < tr_dataset_count(set); i++) {
         TR_SCOPE;
         tr_sample sample;
-        tr_status status = tr_dataset_at(set, i, &sample);
-        if (status != TR_OK) return status;
+        TRY(tr_dataset_at(set, i, &sample));
         int64_t label = *(const int64_t *)tr_data(sample.y);
         if (label >= *classes) *classes = label + 1;
     }
@@ -179,8 +180,8 @@ static tr_status count_classes(const stored *s, int64_t *classes)
     *classes = 0;
     while (s->sorted && tr_image_folder_class(s->training, *classes)) ++*classes;
     if (s->sorted) return TR_OK;
-    tr_status status = count_labels(s->training, classes);
-    return status == TR_OK ? count_labels(s->validation, classes) : status;
+    TRY(count_labels(s->training, classes));
+    return count_labels(s->validation, classes);
 }
 
 static tr_status check_same_classes(const stored *s)
@@ -214,8 +215,7 @@ static tr_status prepare_all(const tr__image_request *request, const stored *s, 
     if (tr_dataset_count(s->training) == 0) return tr_fail(TR_INVALID, "%s has no images to train on", request->folder);
     if (!s->sorted) {
         tr_sample first;
-        tr_status status = tr_dataset_at(s->training, 0, &first);
-        if (status != TR_OK) return status;
+        TRY(tr_dataset_at(s->training, 0, &first));
         channels = (int)tr_size(first.x, 0);
         height = (int)tr_size(first.x, 1);
     }
@@ -233,8 +233,8 @@ static tr_status prepare_all(const tr__image_request *request, const stored *s, 
     }
     p->training = tr_dataset_map(s->training, prepare, &p->preparations[0]);
     p->validation = s->validation ? tr_dataset_map(s->validation, prepare, &p->preparations[1]) : NULL;
-    tr_status status = tr_status_of(p->training);
-    return status == TR_OK ? tr_status_of(p->validation) : status;
+    TRY(tr_status_of(p->training));
+    return tr_status_of(p->validation);
 }
 
 tr_status tr__image_data_open(const tr__image_request *request, tr__image_data *images)
@@ -251,9 +251,9 @@ tr_status tr__image_data_open(const tr__image_request *request, tr__image_data *
     } else {
         s = open_folder(request);
     }
-    tr_status status = tr_status_of(s.training);
-    if (status == TR_OK) status = check_same_classes(&s);
-    if (status == TR_OK) status = count_classes(&s, &images->classes);
-    if (status == TR_OK && !s.validation && request->validation > 0) status = hold_back(&s, request->validation);
-    return status == TR_OK ? prepare_all(request, &s, colours, images) : status;
+    TRY(tr_status_of(s.training));
+    TRY(check_same_classes(&s));
+    TRY(count_classes(&s, &images->classes));
+    if (!s.validation && request->validation > 0) TRY(hold_back(&s, request->validation));
+    return prepare_all(request, &s, colours, images);
 }

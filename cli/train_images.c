@@ -216,14 +216,11 @@ static const char *folder(const tr__train *t)
 static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_trainer **out)
 {
     const images *m = t->own;
-    tr_status status = m->images.training ? TR_OK : open_image_data(t);
-    if (status != TR_OK) return status;
     tr_module *model;
-    status = build(t, !resume, &model);
-    if (status != TR_OK) return status;
-    if (group && strcmp(m->batch_norm, "group") == 0) status = tr_convert_sync_batch_norm(model, group);
-    if (status == TR_OK) status = tr__train_prepare(t, group, model);
-    if (status != TR_OK) return status;
+    if (!m->images.training) TRY(open_image_data(t));
+    TRY(build(t, !resume, &model));
+    if (group && strcmp(m->batch_norm, "group") == 0) TRY(tr_convert_sync_batch_norm(model, group));
+    TRY(tr__train_prepare(t, group, model));
     t->parameters = tr_list_numel(tr_parameters(model));
     *out = tr_classifier_trainer(
         model, m->images.training, .validation = m->images.validation, .group = group, .global_batch = t->batch,

@@ -117,8 +117,7 @@ static tr_status recompute_each(tr_module *model, const char *prefix)
         snprintf(path, sizeof path, "%s%d", prefix, i);
         tr_module *block = tr_module_find(model, path);
         if (!block) return TR_OK;
-        tr_status status = tr_set_recompute(block, true);
-        if (status != TR_OK) return status;
+        TRY(tr_set_recompute(block, true));
     }
 }
 
@@ -127,9 +126,8 @@ tr_status tr__train_prepare(const tr__train *t, const tr_group *group, tr_module
     static const char *const blocks[] = {"h.",      "bert.encoder.layer.", "layer1.", "layer2.",
                                          "layer3.", "layer4.",             "encoder.layers.encoder_layer_"};
     tr_device here;
-    tr_status status = tr_group_device_named(group, t->device, &here);
-    if (status == TR_OK) status = tr_module_to(model, here);
-    for (size_t i = 0; t->recompute && i < sizeof blocks / sizeof *blocks && status == TR_OK; i++)
-        status = recompute_each(model, blocks[i]);
-    return status;
+    TRY(tr_group_device_named(group, t->device, &here));
+    TRY(tr_module_to(model, here));
+    for (size_t i = 0; t->recompute && i < sizeof blocks / sizeof *blocks; i++) TRY(recompute_each(model, blocks[i]));
+    return TR_OK;
 }

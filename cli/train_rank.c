@@ -79,14 +79,14 @@ static void on_step(const tr_metrics_row *row, void *user)
 static tr_status describe(const tr__train *t, tr_tensor_list *about)
 {
     const tr__setting *s;
-    tr_status status = tr_list_set_metadata(about, "trireme.model", t->model);
-    if (status == TR_OK) status = tr_list_set_metadata(about, "trireme.content", t->content);
-    for (int i = 0; status == TR_OK && (s = tr__train_setting(t, i)); i++) {
+    TRY(tr_list_set_metadata(about, "trireme.model", t->model));
+    TRY(tr_list_set_metadata(about, "trireme.content", t->content));
+    for (int i = 0; (s = tr__train_setting(t, i)); i++) {
         char key[64], value[PATH_MAX];
         snprintf(key, sizeof key, "trireme.%s", s->name);
-        if (tr__train_value(tr__train_option(t, s->name), value, sizeof value)) status = tr_list_set_metadata(about, key, value);
+        if (tr__train_value(tr__train_option(t, s->name), value, sizeof value)) TRY(tr_list_set_metadata(about, key, value));
     }
-    return status == TR_OK && t->kind->describe ? t->kind->describe(t, about) : status;
+    return t->kind->describe ? t->kind->describe(t, about) : TR_OK;
 }
 
 static void introduce(const run *r)
@@ -104,10 +104,9 @@ static void introduce(const run *r)
 static tr_status fit(run *r, tr_group *group)
 {
     tr__train *t = r->train;
-    tr_status status = t->kind->trainer(t, group, t->resume ? t->out : NULL, &r->trainer);
-    if (status != TR_OK) return status;
+    TRY(t->kind->trainer(t, group, t->resume ? t->out : NULL, &r->trainer));
     tr_tensor_list *about = tr_list_new();
-    if ((status = describe(t, about)) != TR_OK) return status;
+    TRY(describe(t, about));
 
     r->until = t->stop_at && t->stop_at < t->steps ? t->stop_at : t->steps;
     if (r->rank == 0) {
@@ -116,7 +115,7 @@ static tr_status fit(run *r, tr_group *group)
     }
     int64_t begun = tr__clock_ns(CLOCK_MONOTONIC);
     watch_signals();
-    status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
+    tr_status status = tr_fit(r->trainer, .folder = t->out, .about = about, .stop_at = t->stop_at, .profile_steps = t->profile,
         .validate_every = t->eval_every, .save_every = t->save_every, .keep = t->keep, .keep_best = t->keep_best,
         .roll_back = t->roll_back, .should_stop = should_stop, .on_step = on_step, .user = r,
         .report = &r->report, .draw = tr_chart_loss);

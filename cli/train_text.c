@@ -118,9 +118,9 @@ static tr_status read_tokenizer(const tr__train *t)
 {
     text_training *m = t->own;
     if (!m->tokens && strcmp(m->tokenizer, "bytes") != 0) m->tokens = tr_tokenizer_load(m->tokenizer);
-    tr_status status = tr_status_of(m->tokens);
-    if (status == TR_OK) status = check_kind(m);
-    return status == TR_OK && m->language->masking ? m->language->masking(m->tokens, &m->masking) : status;
+    TRY(tr_status_of(m->tokens));
+    TRY(check_kind(m));
+    return m->language->masking ? m->language->masking(m->tokens, &m->masking) : TR_OK;
 }
 
 /* Tokens of the text in a window: one more than the context when the model predicts the next one; two fewer when tokens are
@@ -180,21 +180,26 @@ static int check_memory(tr__train *t, int64_t world)
     if (m->tokens) text_bytes *= (int64_t)sizeof(int32_t);
     int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
     if (windows > share) windows = share;
-    /* Weights, gradients and two moments, of f32, or the moments of bf16. Stepping in backward, of the
-     * gradients little but the table's, which the head adds to first and the embedding last. */
-    double gradients = t->step_in_backward ? (double)o.vocab * o.dim : (double)t->parameters;
-    double fixed = (t->bf16_state ? 8.0 : 12.0) * (double)t->parameters + 4.0 * gradients + rank_bytes + (double)text_bytes;
-    double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local - fixed;
-    bool divides = !t->micro_batch && !t->step_in_backward;
-    while (divides && windows > 1 && (double)windows * window_bytes > most) windows = (windows + 1) / 2;
-    double each = fixed + (double)windows * window_bytes;
-    if (left > 0 && each * (double)local > 0.95 * left)
+    /* Weights and two moments, of f32, or the moments of bf16. */
+    double fixed = (t->bf16_state ? 8.0 : 12.0) * (double)t->parameters + rank_bytes + (double)text_bytes;
+    double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local, each;
+    bool in_backward, fits;
+    for (;; windows = (windows + 1) / 2) {
+        /* As the trainer chooses. Then there is little of the gradients but the table's, which the head adds to first and the
+         * embedding last. */
+        in_backward = t->step_in_backward || (world == 1 && t->clip == 0 && !t->stop_on_spike && windows == share);
+        double gradients = in_backward ? (double)o.vocab * o.dim : (double)t->parameters;
+        each = fixed + 4 * gradients + (double)windows * window_bytes;
+        fits = each <= most;
+        if (fits || windows == 1 || t->micro_batch || t->step_in_backward) break;
+    }
+    if (!fits && left > 0)
         return tr__train_failed(
             t,
-            "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with gradients and moments, "
+            "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with %smoments, "
             "activations of %" PRId64 " window%s) take%s %.1f GiB, and %.1f GiB are left: %s a smaller model",
-            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, windows, windows > 1 ? "s" : "",
-            local > 1 ? "" : "s", each * (double)local / gib, left / gib,
+            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, in_backward ? "" : "gradients and ", windows,
+            windows > 1 ? "s" : "", local > 1 ? "" : "s", each * (double)local / gib, left / gib,
             local > 1     ? "take fewer ranks or"
             : windows > 1 ? "take a smaller --micro-batch or"
                           : "take");
@@ -249,10 +254,9 @@ static tr_status trainer(tr__train *t, tr_group *group, const char *resume, tr_t
 {
     text_training *m = t->own;
     tr_module *model;
-    tr_status status = read_tokenizer(t);
-    if (status == TR_OK) status = make_model(t, !resume, &model);
-    if (status == TR_OK) status = tr__train_prepare(t, group, model);
-    if (status != TR_OK) return status;
+    TRY(read_tokenizer(t));
+    TRY(make_model(t, !resume, &model));
+    TRY(tr__train_prepare(t, group, model));
     tr__language_size size = size_of(t);
     t->parameters = m->language->parameters(&size);
     if (!m->text) m->text = read_text(t);

@@ -4,6 +4,8 @@
  */
 #include "tune.h"
 
+#include "options.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,8 +74,7 @@ static tr_status miss_all(const fit *f, const double constants[CONSTANTS], doubl
     for (int i = 0; i < f->times->count; i++) {
         const tr__time *t = &f->times->list[i];
         double us;
-        tr_status status = predict(t, f->times->ranks, &network, &us);
-        if (status != TR_OK) return status;
+        TRY(predict(t, f->times->ranks, &network, &us));
         misses[i] = log(t->measured_us / us);
         *squares += weight(misses[i]) * misses[i] * misses[i];
     }
@@ -175,8 +176,7 @@ static tr_status fit_best(fit *f, double best[CONSTANTS])
     double least = 0;
     for (int i = 0; i < BEGINNINGS; i++) {
         begin(f, copy_shares[i]);
-        tr_status status = descend(f);
-        if (status != TR_OK) return status;
+        TRY(descend(f));
         if (i > 0 && !(f->squares < least)) continue;
         memcpy(best, f->constants, sizeof f->constants);
         least = f->squares;

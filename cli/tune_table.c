@@ -1,6 +1,8 @@
 /* Rows of the table of algorithms from measured and predicted times, and how far they are apart. */
 #include "tune.h"
 
+#include "options.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,9 +73,8 @@ static tr_status predicted_us(tr_collective_kind kind, int ranks, int64_t bytes,
         const char *name = tr__tune_algorithms[a];
         us[a] = INFINITY;
         if (!tr__tune_exists(kind, a)) continue;
-        tr_status status = tr_predict(kind, name, ranks, bytes, network, &most);
-        if (status == TR_OK) status = tr_predict(kind, name, ranks > 2 ? ranks - ranks / 4 : ranks, bytes, network, &fewer);
-        if (status != TR_OK) return status;
+        TRY(tr_predict(kind, name, ranks, bytes, network, &most));
+        TRY(tr_predict(kind, name, ranks > 2 ? ranks - ranks / 4 : ranks, bytes, network, &fewer));
         us[a] = 1e6 * sqrt(most * fewer);
     }
     return TR_OK;
@@ -117,8 +118,7 @@ static tr_status write_predicted(const sizes *s, tr_collective_kind kind, const 
         next.count = 0;
         for (int i = 0; i < s->count; i++) {
             double us[TR__TUNE_ALGORITHMS];
-            tr_status status = predicted_us(kind, spans[span], s->bytes[i], network, us);
-            if (status != TR_OK) return status;
+            TRY(predicted_us(kind, spans[span], s->bytes[i], network, us));
             choose(&next, s, i, us);
         }
         if (span > 0 && !same(&now, &next)) {
@@ -151,8 +151,7 @@ tr_status tr__tune_write(const tr__times *times, const tr_network *network, FILE
     for (int k = 0; k < TR__TUNE_KINDS; k++) {
         sizes s = sizes_of(times, tr__tune_kinds[k]);
         write_measured(&s, times, tr__tune_kinds[k], file);
-        tr_status status = s.count ? write_predicted(&s, tr__tune_kinds[k], network, file) : TR_OK;
-        if (status != TR_OK) return status;
+        if (s.count) TRY(write_predicted(&s, tr__tune_kinds[k], network, file));
     }
     return TR_OK;
 }

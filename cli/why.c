@@ -19,10 +19,7 @@ int tr__cli_why(int argc, char **argv)
     if (status >= 0) return status;
 
     char *text;
-    if (tr_job_explain(argc > 0 ? argv[0] : NULL, &text) != TR_OK) {
-        tr__complain("why", "%s", tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    if (tr_job_explain(argc > 0 ? argv[0] : NULL, &text) != TR_OK) return tr__failed("why");
     fputs(text, stdout);
     free(text);
     return TR__EXIT_OK;

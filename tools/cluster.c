@@ -131,7 +131,7 @@ static tr_status this_machine(tr_cluster *c, int slots)
     if (!c->hosts) return tr_fail(TR_NO_MEMORY, "cluster: no memory for its hosts");
     c->count = 1;
     *c->hosts = (tr_cluster_host){strdup("localhost"), slots ? slots : (int)sysconf(_SC_NPROCESSORS_ONLN), strdup("127.0.0.1")};
-    return TR_OK;
+    return c->hosts->name && c->hosts->address ? TR_OK : tr_fail(TR_NO_MEMORY, "cluster: no memory for its hosts");
 }
 
 static tr_status open_cluster(tr_cluster *c, const tr_cluster_options *o)

@@ -42,3 +42,9 @@ tr_status tr__folder_make(const char *path, mode_t mode)
     }
     return TR_OK;
 }
+
+tr_status tr__path_join(char path[PATH_MAX], const char *folder, const char *name)
+{
+    if (snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return TR_OK;
+    return tr__fail(TR_INVALID, "the path %.60s…/%s is too long", folder, name);
+}

@@ -258,6 +258,13 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     return status;
 }
 
+tr_status tr__agree_once(tr_group *group, const char *what, tr__facts *facts)
+{
+    tr_status status = tr__agree(group, what, facts);
+    tr__facts_free(facts);
+    return status;
+}
+
 /* ---- The public calls ----------------------------------------------------------------------------------------------- */
 
 tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, size_t bytes)
@@ -269,9 +276,7 @@ tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, s
                         MOST_BYTES);
     tr__facts facts = {0};
     tr__facts_add(&facts, &(tr__fact){.name = name, .value = value, .bytes = bytes});
-    tr_status status = tr__agree(group, "tr_agree", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(group, "tr_agree", &facts);
 }
 
 tr_status tr_agree_text(tr_group *group, const char *name, const char *value)

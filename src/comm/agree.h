@@ -34,5 +34,7 @@ char *tr__number_text(double value, char text[TR__NUMBER_TEXT]);
  * name or a value differs between ranks: it says `what` differs, on which ranks, and shows the values of the first three
  * names that do. The group can be used on. */
 tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts);
+/* The same, and frees the facts. */
+tr_status tr__agree_once(tr_group *group, const char *what, tr__facts *facts);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static tr_status read_open(int fd, size_t size, unsigned char **bytes, size_t *count)
@@ -33,4 +34,20 @@ tr_status tr__file_read(const char *path, unsigned char **bytes, size_t *count)
     tr_status status = read_open(fd, (size_t)size, bytes, count);
     close(fd);
     return status;
+}
+
+static int without_dot(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+/* By bytes: alphasort() would follow the locale. */
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+int tr__folder_scan(const char *path, struct dirent ***entries)
+{
+    return scandir(path, entries, without_dot, by_name);
 }

@@ -1,10 +1,14 @@
-/* Whole files. */
+/* Whole files, and folders. */
 #ifndef TR_DATA_FILE_H
 #define TR_DATA_FILE_H
 
 #include "base/object.h"
 
+#include <dirent.h>
+
 /* Reads a regular file into memory that the caller frees. Messages do not name it. */
 tr_status tr__file_read(const char *path, unsigned char **bytes, size_t *count);
+/* As scandir(): the entries that do not begin with a dot, by the bytes of their names, so that every machine has one order. */
+int tr__folder_scan(const char *path, struct dirent ***entries);
 
 #endif

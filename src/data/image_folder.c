@@ -1,10 +1,10 @@
 /* A folder of images, in a sub-folder for each class. */
+#include "base/folder.h"
 #include "data/content.h"
 #include "data/dataset.h"
 #include "data/file.h"
 #include "data/image.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -118,17 +118,6 @@ static tr_status add_entry(tr_dataset *set, const char *path, int64_t label, int
     return TR_OK;
 }
 
-static int without_dot(const struct dirent *e)
-{
-    return e->d_name[0] != '.';
-}
-
-/* By bytes, so that every machine agrees on the numbers of classes. */
-static int by_name(const struct dirent **a, const struct dirent **b)
-{
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
 /* Calls visit for each folder and each regular file in a folder, in order of names. label: -1 in the folder itself, whose
  * sub-folders are the classes. */
 typedef tr_status (*entry_function)(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label);
@@ -147,13 +136,12 @@ static tr_status visit_entry(tr_dataset *set, const char *path, const char *name
 static tr_status walk(tr_dataset *set, const char *folder, int64_t label, entry_function visit)
 {
     struct dirent **entries;
-    int n = scandir(folder, &entries, without_dot, by_name);
+    int n = tr__folder_scan(folder, &entries);
     if (n < 0) return tr__fail_errno(TR_IO, errno, "image_folder: cannot read the folder %s", folder);
     tr_status status = TR_OK;
     for (int i = 0; i < n; i++) {
         char path[PATH_MAX];
-        if (status == TR_OK && snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name) >= PATH_MAX)
-            status = tr__fail(TR_INVALID, "image_folder: a path in %s is too long", folder);
+        if (status == TR_OK) status = tr__path_join(path, folder, entries[i]->d_name);
         if (status == TR_OK) status = visit_entry(set, path, entries[i]->d_name, label, visit);
         free(entries[i]);
     }

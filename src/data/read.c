@@ -1,7 +1,7 @@
 /* Reading a text: a file, or the files of a folder in an order that every machine agrees on. */
+#include "data/file.h"
 #include "data/text.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -81,17 +81,6 @@ static tr_status read_from_folder(tr_text *text, const char *path, const char *s
     return TR_OK;
 }
 
-static int without_dot(const struct dirent *entry)
-{
-    return entry->d_name[0] != '.';
-}
-
-/* By bytes: alphasort() would follow the locale. */
-static int by_name(const struct dirent **a, const struct dirent **b)
-{
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
 static tr_status read_folder(tr_text *text, const char *path, const char *suffixes);
 
 /* Links to files are followed, links to folders are not: they may lead back up. */
@@ -111,7 +100,7 @@ static tr_status read_entry(tr_text *text, const char *path, const char *suffixe
 static tr_status read_folder(tr_text *text, const char *path, const char *suffixes)
 {
     struct dirent **entries;
-    int n = scandir(path, &entries, without_dot, by_name);
+    int n = tr__folder_scan(path, &entries);
     if (n < 0) return tr__fail_errno(TR_IO, errno, "text: cannot read the folder %s", path);
     tr_status status = TR_OK;
     for (int i = 0; i < n; i++) {

@@ -1,13 +1,14 @@
 #include "data/strings.h"
 
+#include "base/hash.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 uint32_t tr__hash_bytes(const unsigned char *bytes, size_t count)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < count; i++) hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    uint64_t hash = tr__hash(TR__HASH_BEGIN, bytes, count);
     return (uint32_t)(hash ^ hash >> 32);
 }
 

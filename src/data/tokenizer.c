@@ -145,6 +145,13 @@ static int next_special(const tr_tokenizer *t, const unsigned char *text, size_t
     return -1;
 }
 
+static tr_status add(tr__token_ids *ids, int id)
+{
+    TR__TRY(tr__ids_reserve(ids, 1));
+    ids->at[ids->count++] = id;
+    return TR_OK;
+}
+
 tr_status tr__tokenizer_encode(const tr_tokenizer *t, const void *given, size_t left, bool plain, tr__token_ids *ids)
 {
     const unsigned char *text = given;
@@ -153,20 +160,10 @@ tr_status tr__tokenizer_encode(const tr_tokenizer *t, const void *given, size_t 
         int id = plain ? -1 : next_special(t, text, left, &at, &bytes);
         TR__TRY(t->kind == TR__BYTE_PAIR ? tr__byte_pair_encode(t, text, at, ids)
                                          : tr__word_piece_encode(t, text, at, ids));
-        if (id >= 0) {
-            TR__TRY(tr__ids_reserve(ids, 1));
-            ids->at[ids->count++] = id;
-        }
+        if (id >= 0) TR__TRY(add(ids, id));
         text += at + bytes;
         left -= at + bytes;
     }
-    return TR_OK;
-}
-
-static tr_status add(tr__token_ids *ids, int id)
-{
-    TR__TRY(tr__ids_reserve(ids, 1));
-    ids->at[ids->count++] = id;
     return TR_OK;
 }
 

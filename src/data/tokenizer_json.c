@@ -8,6 +8,8 @@
  */
 #include "data/tokenizer_json.h"
 
+#include "base/json_string.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,20 +244,6 @@ tr_status tr__json_tokenizer(tr_tokenizer *t, const cJSON *json)
 
 /* ---- Writing -------------------------------------------------------------------------------------------------------- */
 
-static void write_string(FILE *to, const unsigned char *text, size_t count)
-{
-    fputc('"', to);
-    for (size_t i = 0; i < count; i++) {
-        if (text[i] == '"' || text[i] == '\\')
-            fprintf(to, "\\%c", text[i]);
-        else if (text[i] < ' ')
-            fprintf(to, "\\u%04x", text[i]);
-        else
-            fputc(text[i], to);
-    }
-    fputc('"', to);
-}
-
 /* The characters of a token in files, at most twice as many bytes. */
 static size_t written(const tr_tokenizer *t, int id, unsigned char text[2 * MOST_TOKEN])
 {
@@ -278,7 +266,7 @@ static void write_added(FILE *to, const tr_tokenizer *t)
     for (int i = 0; i < t->special_count; i++) {
         unsigned char text[2 * MOST_TOKEN];
         fprintf(to, "%s\n    {\"id\": %d, \"content\": ", i ? "," : "", t->special[i]);
-        write_string(to, text, written(t, t->special[i], text));
+        tr__json_bytes(to, text, written(t, t->special[i], text));
         fputs(", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}",
             to);
     }
@@ -291,7 +279,7 @@ static void write_vocabulary(FILE *to, const tr_tokenizer *t)
     for (int id = 0; id < t->tokens.count; id++) {
         unsigned char text[2 * MOST_TOKEN];
         fputs(id ? ",\n      " : "\n      ", to);
-        write_string(to, text, written(t, id, text));
+        tr__json_bytes(to, text, written(t, id, text));
         fprintf(to, ": %d", id);
     }
     fputs("\n    }", to);
@@ -310,7 +298,7 @@ static bool write_merges(FILE *to, const tr_tokenizer *t)
         both[length++] = ' ';
         length += written(t, sorted[i].right, both + length);
         fputs(i ? ",\n      " : "\n      ", to);
-        write_string(to, both, length);
+        tr__json_bytes(to, both, length);
     }
     fputs("\n    ]", to);
     free(sorted);

@@ -20,14 +20,19 @@ uint32_t tr__utf8_read(const unsigned char *s, size_t left, int *bytes)
     return c;
 }
 
-bool tr__is_utf8(const void *text, size_t count)
+int64_t tr__first_not_utf8(const void *text, size_t count)
 {
     int bytes;
     for (size_t at = 0; at < count; at += (size_t)bytes) {
         uint32_t c = tr__utf8_read((const unsigned char *)text + at, count - at, &bytes);
-        if (c == TR__NOT_UTF8 && bytes == 1) return false;
+        if (c == TR__NOT_UTF8 && bytes == 1) return (int64_t)at;
     }
-    return true;
+    return -1;
+}
+
+bool tr__is_utf8(const void *text, size_t count)
+{
+    return tr__first_not_utf8(text, count) < 0;
 }
 
 int tr__utf8_write(uint32_t c, unsigned char to[4])
@@ -44,17 +49,24 @@ int tr__utf8_write(uint32_t c, unsigned char to[4])
 
 /* ---- Classes ------------------------------------------------------------------------------------------------------- */
 
-static bool within(const tr__unicode_range *ranges, int count, uint32_t c)
+/* Of `count` rows, which rise, the first whose key is at least c. key: that of the first row; the others follow row_bytes apart. */
+static int find_row(const uint32_t *key, size_t row_bytes, int count, uint32_t c)
 {
     int low = 0, high = count;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (ranges[middle].last < c)
+        if (*(const uint32_t *)(const void *)((const char *)key + (size_t)middle * row_bytes) < c)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < count && ranges[low].first <= c;
+    return low;
+}
+
+static bool within(const tr__unicode_range *ranges, int count, uint32_t c)
+{
+    int at = find_row(&ranges->last, sizeof *ranges, count, c);
+    return at < count && ranges[at].first <= c;
 }
 #define WITHIN(name, c) within(tr__unicode_##name, tr__unicode_##name##_count, (c))
 
@@ -107,36 +119,18 @@ static int without_accents(uint32_t c, uint32_t to[3])
     if (c < 0x80) return 1;
     if (c >= 0xac00 && c <= 0xd7a3) return hangul(c, to);
     if (WITHIN(accents, c)) return 0;
-    int low = 0, high = tr__unicode_bare_count;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (tr__unicode_bare[middle].character < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low == tr__unicode_bare_count || tr__unicode_bare[low].character != c) return 1;
-    int n = 0;
-    while (n < 3 && tr__unicode_bare[low].to[n]) {
-        to[n] = tr__unicode_bare[low].to[n];
-        n++;
-    }
+    int at = find_row(&tr__unicode_bare->character, sizeof *tr__unicode_bare, tr__unicode_bare_count, c), n = 0;
+    if (at == tr__unicode_bare_count || tr__unicode_bare[at].character != c) return 1;
+    for (; n < 3 && tr__unicode_bare[at].to[n]; n++) to[n] = tr__unicode_bare[at].to[n];
     return n;
 }
 
 static uint32_t lower(uint32_t c)
 {
     if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 32 : c;
-    int low = 0, high = tr__unicode_lower_count;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (tr__unicode_lower[middle].last < c)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    const tr__lower *row = &tr__unicode_lower[low];
-    if (low == tr__unicode_lower_count || row->first > c || (c - row->first) % row->every) return c;
+    int at = find_row(&tr__unicode_lower->last, sizeof *tr__unicode_lower, tr__unicode_lower_count, c);
+    const tr__lower *row = &tr__unicode_lower[at];
+    if (at == tr__unicode_lower_count || row->first > c || (c - row->first) % row->every) return c;
     return (uint32_t)((int32_t)c + row->distance);
 }
 

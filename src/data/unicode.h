@@ -11,6 +11,8 @@ enum { TR__NOT_UTF8 = 0xfffd }; /* stands for an invalid byte */
 /* The character at text, of left > 0 bytes; *bytes: its length, 1 for an invalid byte. */
 uint32_t tr__utf8_read(const unsigned char *text, size_t left, int *bytes);
 bool tr__is_utf8(const void *text, size_t bytes);
+/* The offset of the first byte that is not UTF-8; -1: all is. */
+int64_t tr__first_not_utf8(const void *text, size_t bytes);
 /* Writes it, and returns the number of bytes, 1 to 4. */
 int tr__utf8_write(uint32_t character, unsigned char to[4]);
 

@@ -85,11 +85,32 @@ static unsigned version_of(const run *r, int i)
     return tr__version(tr_list_at(r->parameters, i));
 }
 
+/* What the replicas do at the same time: a forward or a backward. */
+typedef struct replica_job {
+    tr_status (*work)(const struct replica_job *job, replica *p);
+    run *run;
+    tr_tensor *const *inputs; /* forward: of the whole batch, NULLs among them */
+    tr_tensor *gradient;      /* backward: of the joined output, */
+    bool retain, as_now;      /* as the backward that this is in */
+} replica_job;
+
 static tr_status in_replica(tr_status status, const replica *p, int member)
 {
     if (status == TR_OK) return TR_OK;
     char name[16];
     return tr__fail_context(status, "data_parallel: replica %d on %s", member, tr_device_name(p->device, name));
+}
+
+static tr_status member_works(void *arg, int member)
+{
+    const replica_job *job = arg;
+    replica *p = &job->run->replicas[member];
+    return in_replica(job->work(job, p), p, member);
+}
+
+static tr_status run_job(replica_job *job)
+{
+    return tr__workers_run(job->run->workers, job->run->count, member_works, job);
 }
 
 /* Rows [begin, end) of x in place, outside the graph; as a tensor of device if that can use their memory. */
@@ -109,14 +130,9 @@ static tr_tensor *rows_on(const tr_tensor *x, int64_t begin, int64_t end, tr_dev
 
 /* ---- The replicas' backwards ------------------------------------------------------------------------------------------- */
 
-typedef struct backward_job {
-    run *run;
-    tr_tensor *gradient; /* of the joined output */
-    bool retain, as_now; /* as the backward that this is in */
-} backward_job;
-
-static tr_status backward_of(run *r, replica *p, const backward_job *job)
+static tr_status backward_of(const replica_job *job, replica *p)
 {
+    const run *r = job->run;
     /* What a backward that failed has left would count twice. */
     for (int i = 0; i < tr_list_count(r->parameters); i++) tr_clear_grad(p->leaves[i]);
     for (int i = 0; i < r->n_inputs; i++)
@@ -127,13 +143,6 @@ static tr_status backward_of(run *r, replica *p, const backward_job *job)
     if (p->output->shape.ndim == 0) gradient = tr_reshape(gradient, TR_SCALAR);
     return tr__backward_to_leaves(&(tr_backward_options){.size = sizeof(tr_backward_options), .root = p->output, .gradient = gradient,
         .retain_graph = job->retain}, job->as_now);
-}
-
-static tr_status backward_member(void *arg, int member)
-{
-    const backward_job *job = arg;
-    replica *p = &job->run->replicas[member];
-    return in_replica(backward_of(job->run, p, job), p, member);
 }
 
 /* The gradient of input i: the replicas' shares, in their places. */
@@ -159,12 +168,13 @@ static tr_tensor *new_token(tr_device device)
 static tr_status join_backward(tr_backward_call *call)
 {
     run *r = tr__object_of_tensor(call->inputs[HOLDER]);
-    backward_job job = {r, call->grad_outputs[0], tr__retains(call), tr__as_now(call)};
+    replica_job job = {.work = backward_of, .run = r, .gradient = call->grad_outputs[0], .retain = tr__retains(call),
+        .as_now = tr__as_now(call)};
     for (int i = 0; i < tr_list_count(r->parameters) && !job.as_now; i++)
         if (r->versions[i] != version_of(r, i))
             return tr__fail(TR_STATE, "data_parallel: \"%s\" was written to after the forward, and backward needs it as it was",
                 tr_list_name(r->parameters, i));
-    TR__TRY(tr__workers_run(r->workers, r->count, backward_member, &job));
+    TR__TRY(run_job(&job));
     for (int i = 0; i < r->n_inputs; i++)
         if (call->needs[FIRST + i])
             TR__TRY(input_gradient(r, i, tr__input_shape(call, FIRST + i), &call->grad_inputs[FIRST + i]));
@@ -357,14 +367,9 @@ static tr_tensor *join(run *r, tr_tensor *const *inputs, int n_inputs)
 
 /* ---- The replicas' forwards ---------------------------------------------------------------------------------------------- */
 
-typedef struct forward_job {
-    run *run;
-    tr_tensor *const *inputs;
-} forward_job;
-
-static tr_status forward_of(const forward_job *job, replica *p)
+static tr_status forward_of(const replica_job *job, replica *p)
 {
-    run *r = job->run;
+    const run *r = job->run;
     for (int i = 0; i < r->n_inputs; i++) {
         const tr_tensor *x = job->inputs[i];
         if (!x) continue;
@@ -374,13 +379,6 @@ static tr_status forward_of(const forward_job *job, replica *p)
     }
     p->output = tr_keep(tr_forward_n(p->module, p->inputs, r->n_inputs));
     return tr_status_of(p->output);
-}
-
-static tr_status forward_member(void *arg, int member)
-{
-    const forward_job *job = arg;
-    replica *p = &job->run->replicas[member];
-    return in_replica(forward_of(job, p), p, member);
 }
 
 static tr_status set_up_run(run *r, const data_parallel *d, int64_t rows, int n_inputs)
@@ -470,8 +468,7 @@ static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
     run *r = tr__object_new(&run_type);
     if (tr_status_of(r) != TR_OK || set_up_run(r, d, rows, n) != TR_OK) return tr__tensor_failed();
     if (make_replicas(r, d) != TR_OK) return tr__tensor_failed();
-    forward_job job = {r, taken};
-    if (tr__workers_run(r->workers, r->count, forward_member, &job) != TR_OK) return tr__tensor_failed();
+    if (run_job(&(replica_job){.work = forward_of, .run = r, .inputs = taken}) != TR_OK) return tr__tensor_failed();
     return join(r, taken, n);
 }
 

@@ -458,9 +458,7 @@ static tr_status compare_options(tr_group *group, double bucket_mb, int64_t chec
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, check_every);
     tr__facts_say(&facts, "local_buffers", "%s", local_buffers ? "on" : "off");
-    tr_status status = tr__agree(group, "ddp", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(group, "ddp", &facts);
 }
 
 static tr_status build(ddp *d, const tr_ddp_options *o)

@@ -25,6 +25,10 @@ static tr_status measure(const tr_mesh_options *o, int world, int size[TR_MESH_A
     size[TR_MESH_PP] = TR__OR(o, pp, 1);
     if (o->dp < 0 || size[TR_MESH_TP] < 1 || size[TR_MESH_PP] < 1)
         return tr__fail(TR_INVALID, "mesh: dp %d, tp %d, pp %d: each is at least 1", o->dp, size[TR_MESH_TP], size[TR_MESH_PP]);
+    /* Also so that the product of three fits into 64 bits. */
+    static const char *const names[] = {[TR_MESH_DP] = "dp", [TR_MESH_TP] = "tp", [TR_MESH_PP] = "pp"};
+    for (int i = 0; i < TR_MESH_AXES; i++)
+        if (size[i] > world) return tr__fail(TR_INVALID, "mesh: %s %d: the world has %d ranks", names[i], size[i], world);
     int64_t others = (int64_t)size[TR_MESH_TP] * size[TR_MESH_PP];
     if (!o->dp && world % others)
         return tr__fail(TR_INVALID, "mesh: %d ranks do not divide by tp %d x pp %d = %lld: %lld ranks would",

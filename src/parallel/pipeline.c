@@ -227,10 +227,9 @@ static tr_status compare_options(tr_pipeline *p)
     tr__facts facts = {0};
     tr__facts_say(&facts, "micro_batches", "%d", p->micro_batches);
     tr__facts_say(&facts, "schedule", "%s", p->schedule == TR_GPIPE ? "GPipe" : "1F1B");
-    tr_status status = tr__agree(p->group, "pipeline", &facts);
-    tr__facts_free(&facts);
-    p->compared = status == TR_OK;
-    return status;
+    TR__TRY(tr__agree_once(p->group, "pipeline", &facts));
+    p->compared = true;
+    return TR_OK;
 }
 
 tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double *loss)

@@ -17,28 +17,19 @@ static tr__pipeline_action *forwards(tr__pipeline_action *out, int from, int to)
     return out;
 }
 
-static void gpipe(int micro_batches, tr__pipeline_action *out)
+void tr__pipeline_schedule(tr_pipeline_schedule schedule, int stage, int stages, int micro_batches,
+    tr__pipeline_action *out)
 {
-    out = forwards(out, 0, micro_batches);
-    for (int i = micro_batches; i-- > 0;) *out++ = (tr__pipeline_action){true, i};
-}
-
-/* As many forwards as there are stages behind this one; then a forward and a backward in turn; then the other backwards. */
-static void one_forward_one_backward(int stage, int stages, int micro_batches, tr__pipeline_action *out)
-{
+    if (schedule == TR_GPIPE) {
+        out = forwards(out, 0, micro_batches);
+        for (int i = micro_batches; i-- > 0;) *out++ = (tr__pipeline_action){true, i};
+        return;
+    }
+    /* As many forwards as there are stages behind this one; then a forward and a backward in turn; then the other backwards. */
     int ahead = stages - 1 - stage < micro_batches ? stages - 1 - stage : micro_batches;
     out = forwards(out, 0, ahead);
     for (int i = 0; i < micro_batches; i++) {
         if (ahead + i < micro_batches) *out++ = (tr__pipeline_action){false, ahead + i};
         *out++ = (tr__pipeline_action){true, i};
     }
-}
-
-void tr__pipeline_schedule(tr_pipeline_schedule schedule, int stage, int stages, int micro_batches,
-    tr__pipeline_action *out)
-{
-    if (schedule == TR_GPIPE)
-        gpipe(micro_batches, out);
-    else
-        one_forward_one_backward(stage, stages, micro_batches, out);
 }

@@ -1,6 +1,7 @@
 #include "parallel/same_model.h"
 
 #include "base/crc32c.h"
+#include "base/hash.h"
 #include "optim/optimizer.h"
 #include "tensor/list.h"
 
@@ -22,13 +23,6 @@ static tr_status describe(const tr_tensor_list *list, char **text, size_t *bytes
     if (to && fclose(to) == 0) return TR_OK;
     free(*text);
     return tr__fail(TR_NO_MEMORY, "out of memory");
-}
-
-static int64_t digest_of(const char *text, size_t bytes)
-{
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (size_t i = 0; i < bytes; i++) hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3u;
-    return (int64_t)hash;
 }
 
 /* ---- The first difference ---------------------------------------------------------------------------------------- */
@@ -97,7 +91,7 @@ tr_status tr__ranks_agree(tr_group *group, const tr_tensor_list *list, const cha
     size_t bytes;
     char *text;
     TR__TRY(describe(list, &text, &bytes));
-    int64_t own = digest_of(text, bytes), *digests = calloc((size_t)world, sizeof *digests);
+    int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, text, bytes), *digests = calloc((size_t)world, sizeof *digests);
     tr_status status = digests ? tr_all_gather(group, &own, digests, 1, .dtype = TR_I64)
                                : tr__fail(TR_NO_MEMORY, "out of memory");
     bool same = true;

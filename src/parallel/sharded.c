@@ -76,9 +76,7 @@ static tr_status compare_rules(const tr_optimizer *optimizer, tr_group *group)
 {
     tr__facts facts = {0};
     tr__optimizer_say(optimizer, &facts);
-    tr_status status = tr__agree(group, "shard_optimizer", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(group, "shard_optimizer", &facts);
 }
 
 tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)

@@ -85,21 +85,6 @@ static tr_tensor *column_forward(tr_module *self, tr_tensor *const *inputs, int 
     return s->whole ? tr_gather_from_op(s->group, y, -1) : y;
 }
 
-tr_module *tr_column_linear_with(const tr_column_linear_options *o)
-{
-    TR_SCOPE;
-    tr_module *module = new_module("column_linear", column_forward, o->group, "outputs", o->out_features);
-    sharded *s = tr_module_state(module);
-    if (!s) return tr_escape(module);
-    tr_module *whole = tr_linear_with(&(tr_linear_options){.size = sizeof(tr_linear_options), .given = o->given,
-        .in_features = o->in_features, .out_features = o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
-        .seed = o->seed, .dtype = o->dtype});
-    s->whole = o->gather_output;
-    s->weight = add_slice(module, whole, "weight", 0);
-    s->bias = add_slice(module, whole, "bias", 0);
-    return tr_escape(module);
-}
-
 /* x: [..., in / ranks], or [..., in] with .input_whole -> [..., out]. The bias is added once, to the sum. */
 static tr_tensor *row_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
@@ -111,15 +96,31 @@ static tr_tensor *row_forward(tr_module *self, tr_tensor *const *inputs, int n)
     return s->bias ? tr_add(y, s->bias) : y;
 }
 
+/* The layer of which the rank takes its slice: the options of both kinds name the same. */
+#define WHOLE_LINEAR(o) tr_linear_with(&(tr_linear_options){.size = sizeof(tr_linear_options), .given = (o)->given, \
+    .in_features = (o)->in_features, .out_features = (o)->out_features, .no_bias = (o)->no_bias, .init_std = (o)->init_std, \
+    .seed = (o)->seed, .dtype = (o)->dtype})
+
+tr_module *tr_column_linear_with(const tr_column_linear_options *o)
+{
+    TR_SCOPE;
+    tr_module *module = new_module("column_linear", column_forward, o->group, "outputs", o->out_features);
+    sharded *s = tr_module_state(module);
+    if (!s) return tr_escape(module);
+    tr_module *whole = WHOLE_LINEAR(o);
+    s->whole = o->gather_output;
+    s->weight = add_slice(module, whole, "weight", 0);
+    s->bias = add_slice(module, whole, "bias", 0);
+    return tr_escape(module);
+}
+
 tr_module *tr_row_linear_with(const tr_row_linear_options *o)
 {
     TR_SCOPE;
     tr_module *module = new_module("row_linear", row_forward, o->group, "inputs", o->in_features);
     sharded *s = tr_module_state(module);
     if (!s) return tr_escape(module);
-    tr_module *whole = tr_linear_with(&(tr_linear_options){.size = sizeof(tr_linear_options), .given = o->given,
-        .in_features = o->in_features, .out_features = o->out_features, .no_bias = o->no_bias, .init_std = o->init_std,
-        .seed = o->seed, .dtype = o->dtype});
+    tr_module *whole = WHOLE_LINEAR(o);
     s->whole = o->input_whole;
     s->weight = add_slice(module, whole, "weight", 1);
     if (tr_status_of(whole) == TR_OK) s->bias = tr_module_parameter(module, "bias", tr_list_find(tr_parameters(whole), "bias"));

@@ -28,7 +28,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KEEP = 2, MOST_KEPT = 1000 };
+enum { KEEP = 2, NAME = 64 /* bytes of a checkpoint's name */ };
 
 static const char temporary[] = ".checkpoint.tmp";
 static const char discarded[] = ".checkpoint.old";
@@ -46,10 +46,9 @@ static int64_t step_of(const char *name)
     return strtoll(digits, NULL, 10);
 }
 
-static tr_status join(char path[PATH_MAX], const char *folder, const char *name)
+static void put_name(char name[NAME], int64_t step)
 {
-    if (snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return TR_OK;
-    return tr__fail(TR_INVALID, "the path %.60s…/%s is too long", folder, name);
+    snprintf(name, NAME, "%s%" PRId64, prefix, step);
 }
 
 /* ---- Removing ---------------------------------------------------------------------------------------------------- */
@@ -124,10 +123,10 @@ static int64_t best_step(const char *folder, const int64_t *steps, int count)
     double least = INFINITY;
     int64_t best = -1;
     for (int i = 0; i < count; i++) {
-        char name[64], path[PATH_MAX];
+        char name[NAME], path[PATH_MAX];
         tr__manifest m;
-        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[i]);
-        if (join(path, folder, name) != TR_OK) return -1;
+        put_name(name, steps[i]);
+        if (tr__path_join(path, folder, name) != TR_OK) return -1;
         if (tr__manifest_read(&m, path) == TR_OK && m.loss < least) {
             least = m.loss;
             best = steps[i];
@@ -141,14 +140,14 @@ static int64_t best_step(const char *folder, const int64_t *steps, int count)
 static tr_status prune(int parent, const tr_checkpoint_save_options *o)
 {
     int keep = TR__OR(o, keep, KEEP), count;
-    int64_t *steps = malloc((2 * MOST_KEPT) * sizeof *steps);
+    int64_t *steps = malloc((2 * TR__MOST_KEPT) * sizeof *steps);
     if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
-    tr_status status = list_steps_at(parent, o->folder, steps, 2 * MOST_KEPT, &count);
+    tr_status status = list_steps_at(parent, o->folder, steps, 2 * TR__MOST_KEPT, &count);
     int64_t best = o->keep_best && status == TR_OK ? best_step(o->folder, steps, count) : -1;
     for (int i = keep; i < count && status == TR_OK; i++) {
         if (steps[i] == o->step || steps[i] == best) continue;
-        char name[64];
-        snprintf(name, sizeof name, "%s%" PRId64, prefix, steps[i]);
+        char name[NAME];
+        put_name(name, steps[i]);
         status = remove_checkpoint(parent, name, o->folder);
     }
     free(steps);
@@ -185,7 +184,7 @@ static tr_status write_files(const char *path, const tr_checkpoint_save_options 
 static tr_status write_checkpoint(int parent, const char *name, const tr_checkpoint_save_options *o)
 {
     char path[PATH_MAX];
-    TR__TRY(join(path, o->folder, temporary));
+    TR__TRY(tr__path_join(path, o->folder, temporary));
     TR__TRY(remove_tree(parent, temporary, o->folder));
     if (mkdirat(parent, temporary, 0777) < 0) return tr__fail_errno(TR_IO, errno, "cannot make %s", path);
     tr__manifest m;
@@ -206,8 +205,8 @@ static tr_status write_checkpoint(int parent, const char *name, const tr_checkpo
 tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
 {
     TR__TRY(tr_status_of(o->metrics));
-    char name[64];
-    snprintf(name, sizeof name, "%s%" PRId64, prefix, o->step);
+    char name[NAME];
+    put_name(name, o->step);
     tr_status status = write_checkpoint(parent, name, o);
     if (status == TR_OK) {
         clear_away(remove_tree(parent, temporary, o->folder));
@@ -225,8 +224,8 @@ tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
 {
     if (o->step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, o->step);
     int keep = TR__OR(o, keep, KEEP);
-    if (keep < 1 || keep > MOST_KEPT)
-        return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", MOST_KEPT, keep);
+    if (keep < 1 || keep > TR__MOST_KEPT)
+        return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);
     TR__TRY(tr__folder_make(o->folder, 0777));
     int parent = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", o->folder);
@@ -255,7 +254,7 @@ tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step
 tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
-    char model[PATH_MAX], name[64], found[PATH_MAX];
+    char model[PATH_MAX], name[NAME], found[PATH_MAX];
     if (snprintf(model, sizeof model, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX &&
         access(model, F_OK) == 0) {
         *step = tr__checkpoint_named_step(folder);
@@ -268,8 +267,8 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     int count = list_steps(d, &newest, 1);
     closedir(d);
     if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
-    snprintf(name, sizeof name, "%s%" PRId64, prefix, newest);
-    TR__TRY(join(found, folder, name));
+    put_name(name, newest);
+    TR__TRY(tr__path_join(found, folder, name));
     strcpy(path, found);
     *step = newest;
     return TR_OK;
@@ -291,7 +290,7 @@ tr_status tr__checkpoint_manifest(const char *path, tr__manifest *m, bool *known
 static tr_status load_file(const char *folder, const char *name, const tr__manifest *m, tr_tensor_list **list)
 {
     char path[PATH_MAX];
-    TR__TRY(join(path, folder, name));
+    TR__TRY(tr__path_join(path, folder, name));
     *list = NULL;
     const tr__file_record *record = m ? tr__manifest_file(m, name) : NULL;
     if (m && !record) return TR_OK;
@@ -340,7 +339,7 @@ tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor
 /* Of the checkpoints in a folder, the newest that is older than a step. */
 static tr_status find_before(const char *folder, int64_t before, char *path, int64_t *step)
 {
-    enum { MOST = 2 * MOST_KEPT };
+    enum { MOST = 2 * TR__MOST_KEPT };
     DIR *d = opendir(folder);
     int64_t *steps = malloc(MOST * sizeof *steps);
     int count = d && steps ? list_steps(d, steps, MOST) : 0, i = 0;
@@ -349,9 +348,9 @@ static tr_status find_before(const char *folder, int64_t before, char *path, int
     if (d) closedir(d);
     free(steps);
     if (i == count) return TR_NOT_FOUND;
-    char name[64];
-    snprintf(name, sizeof name, "%s%" PRId64, prefix, *step);
-    return join(path, folder, name);
+    char name[NAME];
+    put_name(name, *step);
+    return tr__path_join(path, folder, name);
 }
 
 tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, int64_t *damaged, tr_tensor_list **model,
@@ -393,9 +392,9 @@ tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, in
 {
     TR_SCOPE;
     tr_tensor_list *model, *state, *history;
-    char name[64], path[PATH_MAX], aside[96];
-    snprintf(name, sizeof name, "%s%" PRId64, prefix, step);
-    TR__TRY(join(path, folder, name));
+    char name[NAME], path[PATH_MAX], aside[96];
+    put_name(name, step);
+    TR__TRY(tr__path_join(path, folder, name));
     tr_status status = tr__checkpoint_load(path, &model, &state, &history);
     if (status == TR_OK) return tr__fail(TR_STATE, "%s is whole", path);
     if (status != TR_FORMAT) return status;

@@ -10,6 +10,8 @@
 enum { TR__MODEL_FILE, TR__STATE_FILE, TR__HISTORY_FILE, TR__CHECKPOINT_FILES };
 extern const char *const tr__checkpoint_files[TR__CHECKPOINT_FILES];
 
+enum { TR__MOST_KEPT = 1000 }; /* checkpoints in a folder */
+
 /* The step in a folder's name, or -1. */
 int64_t tr__checkpoint_named_step(const char *path);
 /* The manifest of a checkpoint, which is to be of the step that the folder's name says; to be freed also after a failure. known:

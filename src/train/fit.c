@@ -139,8 +139,7 @@ static tr_status open_files(fit *f)
     tr__checkpoint_clear_away(f->folder_fd, o->folder);
     TR__TRY(set_old_metrics_aside(f));
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s/%s", o->folder, metrics_name) >= (int)sizeof path)
-        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", o->folder);
+    TR__TRY(tr__path_join(path, o->folder, metrics_name));
     TR__TRY(tr__metrics_open_file(t->metrics, path, t->task->item, t->task->accuracy));
     return o->draw ? o->draw(t->metrics, o->folder) : TR_OK;
 }
@@ -233,14 +232,6 @@ static bool wants_to_stop(void *user)
     return o->should_stop && o->should_stop(o->user);
 }
 
-/* A worker of the loader hangs, in a validation or in a step that has changed nothing so far: what was learned before
- * is saved. */
-static tr_status stop_here(fit *f, bool *stop)
-{
-    *stop = f->report->stopped = true;
-    return f->steps ? save(f) : TR_OK;
-}
-
 static tr_status step(fit *f, bool *stop)
 {
     const tr_fit_options *o = f->options;
@@ -295,9 +286,7 @@ static tr_status compare_ranks(const fit *f)
     tr__facts facts = {0};
     tr__facts_say(&facts, "stop_at", "%" PRId64, f->until);
     tr__facts_say(&facts, "validate_every", "%" PRId64, f->validate_every);
-    tr_status status = tr__agree(f->trainer->plan.group, "fit", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(f->trainer->plan.group, "fit", &facts);
 }
 
 /* Replicas differ. A training may go back to a checkpoint a few times: a difference that comes back again and again is
@@ -371,8 +360,14 @@ static tr_status run(fit *f)
             TR__TRY(roll_back(f));
             continue;
         }
-        bool hangs = status == TR_CANCELLED && f->trainer->world_size == 1 && wants_to_stop(f);
-        TR__TRY(hangs ? stop_here(f, &stop) : status);
+        if (status != TR_CANCELLED || f->trainer->world_size > 1 || !wants_to_stop(f)) {
+            TR__TRY(status);
+            continue;
+        }
+        /* A worker of the loader hangs, in a validation or in a step that has changed nothing so far: what was learned
+         * before is saved. */
+        stop = f->report->stopped = true;
+        if (f->steps) TR__TRY(save(f));
     }
     if (f->profiling) end_profile(f);
     f->report->stopped |= stop && f->trainer->step < f->until;
@@ -450,10 +445,13 @@ tr_status tr_fit_with(const tr_fit_options *options)
     *report = (tr_fit_report){.initial_loss = NAN, .final_loss = NAN, .step_ms_median = NAN};
     tr_trainer *t = options->trainer;
     if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
-    if (options->stop_at < 0 || options->validate_every < 0 || options->save_every < 0)
-        return tr__fail(TR_INVALID, "fit: stop_at, validate_every and save_every are numbers of steps, 0 and more");
-    if (TR__OR(options, keep, 1) < 1)
-        return tr__fail(TR_INVALID, "fit: .keep is a number of checkpoints, 1 and more, not %d", options->keep);
+    int64_t validate_every = TR__OR(options, validate_every, 250);
+    if (options->stop_at < 0 || validate_every < 0 || options->save_every < 0)
+        return tr__fail(TR_INVALID, "fit: .stop_at, .validate_every and .save_every are numbers of steps, 0 and more, not %" PRId64
+            ", %" PRId64 " and %" PRId64, options->stop_at, validate_every, options->save_every);
+    int keep = TR__OR(options, keep, 1);
+    if (keep < 1 || keep > TR__MOST_KEPT) /* the first save may be hours away */
+        return tr__fail(TR_INVALID, "fit: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);
     if (options->profile_steps < 0 || (options->profile_steps && !options->folder))
         return tr__fail(TR_INVALID, "fit: profile_steps is a number of steps, 0 and more, and a profile needs a folder");
     int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
@@ -462,7 +460,7 @@ tr_status tr_fit_with(const tr_fit_options *options)
         .trainer = t,
         .from = t->step,
         .until = until < t->plan.steps ? until : t->plan.steps,
-        .validate_every = TR__OR(options, validate_every, 250),
+        .validate_every = validate_every,
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
         .back_step = -1,

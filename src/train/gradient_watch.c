@@ -133,6 +133,19 @@ static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, 
                     diverged ? ": training has diverged, try a lower learning rate" : "");
 }
 
+/* A norm that is known when backward has applied the gradients: all, or those before the first that was not finite. */
+static tr_status say_applied(const tr_trainer *t, const tr_metrics_row *row)
+{
+    static const char advice[] = "training has diverged, try a lower learning rate";
+    int updated, count = t->optimizer->count, bad = tr__in_backward_stopped_at(t->optimizer, &updated);
+    if (bad < 0)
+        return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g: every gradient is finite, and the sum of their squares "
+            "overflows; all %d parameters had been updated: %s", t->step + 1, printed(row->grad_norm), count, advice);
+    return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g; the gradient of \"%.200s\" is the first in backward whose "
+        "norm is not finite, when %d of the %d parameters had been updated: %s", t->step + 1, printed(row->grad_norm),
+        tr_list_name(t->optimizer->list, bad), updated, count, advice);
+}
+
 /* ---- Spikes ------------------------------------------------------------------------------------------------------ */
 
 static int by_value(const void *a, const void *b)
@@ -196,13 +209,7 @@ static tr_status judge(tr_trainer *t, const tr_metrics_row *row, tr__origin *ori
     bool looked = tr__gradients_are_watched(t);
     if (isfinite(row->loss) && !looked) return TR_OK;
     if (isfinite(row->loss) && isfinite(row->grad_norm)) return judge_size(t, row->grad_norm, origins);
-    int updated, bad = tr__in_backward_stopped_at(t->optimizer, &updated);
-    if (isfinite(row->loss) && bad >= 0)
-        return tr__fail(TR_INVALID,
-                        "step %" PRId64 ": the gradients' norm is %g; the gradient of \"%.200s\" is the first that backward made "
-                        "not finite, when %d of the %d parameters had been updated: training has diverged, try a lower learning "
-                        "rate", t->step + 1, printed(row->grad_norm), tr_list_name(t->optimizer->list, bad), updated,
-                        t->optimizer->count);
+    if (isfinite(row->loss) && t->in_backward) return say_applied(t, row);
     TR__TRY(tr__gradient_origins(t, false, origins));
     return say_not_finite(t, origins, row);
 }

@@ -26,19 +26,14 @@ static const struct column {
 enum { COLUMNS = sizeof columns / sizeof *columns };
 _Static_assert(COLUMNS * 8 == sizeof(tr_metrics_row), "each field of a row is a column");
 
-static double value_of(const tr_metrics_row *row, const struct column *c)
-{
-    const char *field = (const char *)row + c->offset;
-    return c->whole ? (double)*(const int64_t *)field : *(const double *)field;
-}
-
 tr_status tr__row_check(const tr_metrics_row *row, int64_t before)
 {
     if (row->step <= before)
         return tr__fail(TR_INVALID, "metrics: a row of step %" PRId64 " after one of step %" PRId64, row->step, before);
     for (int k = 0; k < COLUMNS; k++) {
         const struct column *c = &columns[k];
-        double value = value_of(row, c);
+        const char *field = (const char *)row + c->offset;
+        double value = c->whole ? (double)*(const int64_t *)field : *(const double *)field;
         if ((value >= c->least && value <= c->most) || (isnan(value) && !c->whole)) continue;
         return tr__fail(TR_INVALID, "metrics: step %" PRId64 ": %s is %g, not from %g to %g%s", row->step, c->name,
                         value, c->least, c->most, c->whole ? "" : ", nor NaN (not measured)");

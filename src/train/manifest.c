@@ -2,10 +2,12 @@
 
 #include "base/c_locale.h"
 #include "base/crc32c.h"
+#include "base/folder.h"
+#include "base/json_string.h"
 #include "tensor/checksum.h"
-#include "train/atomic_file.h"
-#include "train/json_string.h"
 #include "train/plain_file.h"
+
+#include <trireme/train.h>
 
 #include <cjson/cJSON.h>
 
@@ -23,12 +25,6 @@ static const char file_name[] = "manifest.json";
 /* How the file ends: its own checksum in eight digits between the two. */
 static const char tail_begin[] = "  \"crc32c\": \"", tail_end[] = "\"\n}\n";
 enum { TAIL = sizeof tail_begin - 1 + 8 + sizeof tail_end - 1 };
-
-static tr_status join(char path[PATH_MAX], const char *folder, const char *name)
-{
-    if (snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return TR_OK;
-    return tr__fail(TR_INVALID, "the path %.60s…/%s is too long", folder, name);
-}
 
 /* ---- Making -------------------------------------------------------------------------------------------------------
  */
@@ -88,7 +84,7 @@ void tr__manifest_free(tr__manifest *m)
 tr_status tr__manifest_save_file(tr__manifest *m, const char *folder, const char *name, const tr_tensor_list *list)
 {
     char path[PATH_MAX];
-    TR__TRY(join(path, folder, name));
+    TR__TRY(tr__path_join(path, folder, name));
     snprintf(m->files[m->count].name, sizeof m->files[0].name, "%s", name);
     return tr__safetensors_save(path, list, m->save, &m->files[m->count++].record);
 }
@@ -119,8 +115,8 @@ static void write_file(FILE *to, const char *name, const tr__file_record *r)
 tr_status tr__manifest_write(const tr__manifest *m, const char *folder)
 {
     TR__C_NUMBERS;
-    char path[PATH_MAX], *text = NULL, tail[TAIL + 1];
-    TR__TRY(join(path, folder, file_name));
+    char path[PATH_MAX], *text = NULL;
+    TR__TRY(tr__path_join(path, folder, file_name));
     size_t length = 0;
     FILE *to = open_memstream(&text, &length);
     if (!to) return tr__fail(TR_NO_MEMORY, "%s: out of memory", path);
@@ -132,17 +128,11 @@ tr_status tr__manifest_write(const tr__manifest *m, const char *folder)
         fputs(i + 1 < m->count ? ",\n" : "\n", to);
     }
     fputs("  },\n", to);
-    bool lost = fflush(to) != 0 || ferror(to);
-    fclose(to);
-    tr__atomic_file file;
-    tr_status status = lost ? tr__fail(TR_NO_MEMORY, "%s: out of memory", path) : tr__atomic_open(&file, path);
-    if (status == TR_OK) {
-        snprintf(tail, sizeof tail, "%s%08" PRIx32 "%s", tail_begin, tr__crc32c(0, text, length), tail_end);
-        status = tr__atomic_write(&file, text, length);
-        if (status == TR_OK) status = tr__atomic_write(&file, tail, TAIL);
-        if (status == TR_OK) status = tr__atomic_commit(&file);
-        tr__atomic_abandon(&file);
-    }
+    bool lost = fflush(to) != 0; /* text is what has been written so far */
+    if (!lost) fprintf(to, "%s%08" PRIx32 "%s", tail_begin, tr__crc32c(0, text, length), tail_end);
+    lost |= ferror(to);
+    tr_status status = fclose(to) != 0 || lost ? tr__fail(TR_NO_MEMORY, "%s: out of memory", path)
+                                               : tr_write_file(path, text, length);
     free(text);
     return status;
 }
@@ -227,7 +217,7 @@ tr_status tr__manifest_read(tr__manifest *m, const char *folder)
     *m = (tr__manifest){.loss = NAN};
     char path[PATH_MAX];
     tr__plain_file file;
-    TR__TRY(join(path, folder, file_name));
+    TR__TRY(tr__path_join(path, folder, file_name));
     TR__TRY(tr__plain_open(&file, path, "the manifest of a checkpoint"));
     size_t length = file.bytes < MOST_BYTES ? (size_t)file.bytes : 0;
     char *text = malloc(length + 1);

@@ -5,7 +5,6 @@
 #include "train/metrics.h"
 
 #include "base/c_locale.h"
-#include "train/atomic_file.h"
 #include "train/checkpoint.h"
 #include "train/history.h"
 #include "train/plain_file.h"
@@ -84,10 +83,7 @@ static tr_status append(tr_metrics *m, const char *text, size_t bytes)
 
 static tr_status replace_file(tr_metrics *m, const char *text, size_t length)
 {
-    tr__atomic_file file;
-    TR__TRY(tr__atomic_open(&file, m->path));
-    TR__TRY(tr__atomic_write(&file, text, length));
-    TR__TRY(tr__atomic_commit(&file));
+    TR__TRY(tr_write_file(m->path, text, length));
     if (m->fd) close(m->fd - 1);
     m->fd = open(m->path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC) + 1;
     return m->fd ? TR_OK : tr__fail_errno(TR_IO, errno, "cannot open %s", m->path);

@@ -301,10 +301,7 @@ tr_status tr_npy_save(const char *path, const tr_tensor *t)
     TR__TRY(tr__npy_header(path, flat, start, &length));
     tr__atomic_file file;
     TR__TRY(tr__atomic_open(&file, path));
-    tr_status status = tr__atomic_write(&file, start, length);
-    if (status == TR_OK)
-        status = tr__atomic_write(&file, tr__ptr(flat), (size_t)tr__numel(flat->shape) * tr_dtype_size(flat->dtype));
-    if (status == TR_OK) return tr__atomic_commit(&file);
-    tr__atomic_abandon(&file);
-    return status;
+    TR__TRY(tr__atomic_write(&file, start, length));
+    TR__TRY(tr__atomic_write(&file, tr__ptr(flat), (size_t)tr__numel(flat->shape) * tr_dtype_size(flat->dtype)));
+    return tr__atomic_commit(&file);
 }

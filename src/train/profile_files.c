@@ -4,9 +4,9 @@
 #include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/folder.h"
+#include "base/json_string.h"
 #include "base/profile.h"
 #include "nn/module.h"
-#include "train/json_string.h"
 
 #include <trireme/train.h>
 
@@ -91,12 +91,6 @@ static tr_status sum_up(tables *t, tr_module *net)
     return TR_OK;
 }
 
-static const char *name_of(const tables *t, const tr__span *s)
-{
-    const total *module = s->who ? find(t, &(total){.kind = s->kind, .who = s->who}) : NULL;
-    return module ? module->name : s->name;
-}
-
 /* ---- The trace ------------------------------------------------------------------------------------------------------- */
 
 static void write_time(FILE *to, const char *key, int64_t ns)
@@ -109,10 +103,11 @@ static void write_time(FILE *to, const char *key, int64_t ns)
 static void write_span(FILE *to, const tables *t, size_t i, int rank, int64_t wall)
 {
     const tr__span *s = &t->spans[i];
+    const total *module = s->who ? find(t, &(total){.kind = s->kind, .who = s->who}) : NULL;
     bool overlaps = s->kind == TR__SPAN_COLLECTIVE;
     for (int end = 0; end <= (int)overlaps; end++) {
         fprintf(to, ",\n{\"name\":");
-        tr__json_string(to, name_of(t, s));
+        tr__json_string(to, module ? module->name : s->name);
         fprintf(to, ",\"cat\":\"%s\",\"ph\":\"%s\",\"pid\":%d,\"tid\":%d", categories[s->kind],
             !overlaps ? "X" : end ? "e" : "b", rank, s->thread);
         if (overlaps) fprintf(to, ",\"id\":%zu", i);
@@ -197,10 +192,10 @@ static void write_rest(FILE *to, tables *t)
 
 static tr_status write_file(const char *folder, int rank, const char *ending, tables *t)
 {
-    char path[PATH_MAX], *text = NULL;
+    char name[64], path[PATH_MAX], *text = NULL;
     size_t length;
-    if (snprintf(path, sizeof path, "%s/profile-rank%d.%s", folder, rank, ending) >= (int)sizeof path)
-        return tr__fail(TR_INVALID, "the folder's name is too long: %.60s…", folder);
+    snprintf(name, sizeof name, "profile-rank%d.%s", rank, ending);
+    TR__TRY(tr__path_join(path, folder, name));
     FILE *to = open_memstream(&text, &length);
     if (!to) return tr__fail(TR_NO_MEMORY, "out of memory");
     TR__C_NUMBERS;

@@ -20,13 +20,6 @@ bool tr__replica_check_is_due(const tr_trainer *t)
     return t->plan.check_replicas && t->step % t->plan.check_replicas == 0;
 }
 
-static tr_status add_all(tr_tensor_list *to, const tr_tensor_list *from)
-{
-    TR__TRY(tr_status_of(from));
-    for (int i = 0; i < tr_list_count(from); i++) TR__TRY(tr_list_add(to, tr_list_name(from, i), tr_list_at(from, i)));
-    return TR_OK;
-}
-
 /* "h.0.ln_1.weight.exp_avg" as "exp_avg of h.0.ln_1.weight". */
 static tr_status add_state(tr_tensor_list *to, const tr_tensor_list *state)
 {
@@ -48,7 +41,10 @@ tr_status tr__replica_check(tr_trainer *t)
     if (t->world_size == 1 || !t->plan.check_replicas || t->agreed_step == t->step) return TR_OK;
     TR_SCOPE;
     tr_tensor_list *all = tr_list_new();
-    TR__TRY(add_all(all, tr_state_dict(t->plan.model)));
+    const tr_tensor_list *model = tr_state_dict(t->plan.model);
+    TR__TRY(tr_status_of(model));
+    for (int i = 0; i < tr_list_count(model); i++)
+        TR__TRY(tr_list_add(all, tr_list_name(model, i), tr_list_at(model, i)));
     if (!t->optimizer->gather) TR__TRY(add_state(all, tr_optimizer_state(t->optimizer)));
     char words[128];
     snprintf(words, sizeof words, "replicas were alike after step %" PRId64 " and differ after step %" PRId64,

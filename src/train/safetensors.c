@@ -1,10 +1,11 @@
 /* Files of the safetensors format: safetensors_header.c tells what it is. */
 #include "base/crc32c.h"
+#include "base/json_string.h"
 #include "base/thread.h"
+#include "data/unicode.h"
 #include "device/device.h"
 #include "tensor/list.h"
 #include "train/atomic_file.h"
-#include "train/json_string.h"
 #include "train/safetensors_header.h"
 
 #include <trireme/train.h>
@@ -25,7 +26,7 @@ static uint64_t bytes_of(const tr_tensor *t)
 
 static tr_status check_text(const char *what, const char *text)
 {
-    if (tr__first_not_utf8(text, strlen(text)) < 0) return TR_OK;
+    if (tr__is_utf8(text, strlen(text))) return TR_OK;
     return tr__fail(TR_INVALID, "%s \"%s\" is not UTF-8", what, text);
 }
 

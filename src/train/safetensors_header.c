@@ -8,6 +8,7 @@
 #include "train/safetensors_header.h"
 
 #include "base/crc32c.h"
+#include "data/unicode.h"
 #include "tensor/list.h"
 
 #include <inttypes.h>
@@ -30,46 +31,6 @@ const char *const tr__safetensors_dtypes[TR_DTYPE_COUNT] = {
 
 /* Of the format, but not of Trireme. */
 static const char *const other_dtypes[] = {"I8", "I16", "U16", "U32", "U64", "F8_E4M3", "F8_E5M2", "F8_E8M0", "C64"};
-
-/* The bytes of one UTF-8 character of more than one byte: no overlong forms, no surrogates (Unicode, table 3-7). 0:
- * none. */
-static size_t character_bytes(const unsigned char *s, size_t left)
-{
-    static const struct {
-        unsigned char first, last; /* the first byte's range, */
-        unsigned char low, high;   /* and the second's */
-        size_t bytes;
-    } rows[] = {
-        {0xc2, 0xdf, 0x80, 0xbf, 2},
-        {0xe0, 0xe0, 0xa0, 0xbf, 3},
-        {0xe1, 0xec, 0x80, 0xbf, 3},
-        {0xed, 0xed, 0x80, 0x9f, 3},
-        {0xee, 0xef, 0x80, 0xbf, 3},
-        {0xf0, 0xf0, 0x90, 0xbf, 4},
-        {0xf1, 0xf3, 0x80, 0xbf, 4},
-        {0xf4, 0xf4, 0x80, 0x8f, 4},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (*s < rows[i].first || *s > rows[i].last || left < rows[i].bytes) continue;
-        if (s[1] < rows[i].low || s[1] > rows[i].high) return 0;
-        for (size_t k = 2; k < rows[i].bytes; k++)
-            if ((s[k] & 0xc0) != 0x80) return 0;
-        return rows[i].bytes;
-    }
-    return 0;
-}
-
-/* JSON text is UTF-8. Gives the offset of the first byte that is not, or -1. */
-int64_t tr__first_not_utf8(const char *text, size_t length)
-{
-    for (size_t i = 0; i < length;) {
-        const unsigned char *s = (const unsigned char *)text + i;
-        size_t bytes = *s < 0x80 ? 1 : character_bytes(s, length - i);
-        if (!bytes) return (int64_t)i;
-        i += bytes;
-    }
-    return -1;
-}
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 

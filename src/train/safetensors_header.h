@@ -12,9 +12,6 @@ enum { TR__MOST_HEADER = 100 << 20 }; /* bytes; the format's own limit is about 
 extern const char tr__metadata_key[];                            /* "__metadata__" */
 extern const char *const tr__safetensors_dtypes[TR_DTYPE_COUNT]; /* what the format calls them */
 
-/* JSON text is UTF-8. Gives the offset of the first byte that is not, or -1. */
-int64_t tr__first_not_utf8(const char *text, size_t length);
-
 typedef struct tr__safetensors_entry {
     const char *name; /* in the JSON tree */
     tr_dtype dtype;

@@ -149,6 +149,14 @@ static bool is_of_any(const char *name, size_t length)
     return false;
 }
 
+enum { LISTED = 512 };
+
+static void list_name(char listed[LISTED], const char *name)
+{
+    size_t used = strlen(listed);
+    snprintf(listed + used, LISTED - used, "%s%s", used ? ", " : "", name);
+}
+
 tr_status tr_check_allow_different(const char *names)
 {
     const char *rest = names ? names : "", *name;
@@ -156,11 +164,8 @@ tr_status tr_check_allow_different(const char *names)
     while ((name = next_name(&rest, &length)))
         if (!is_of_any(name, length)) break;
     if (!name) return TR_OK;
-    char known[512] = "";
-    for (int i = 0; i < ALL_SETTINGS; i++) {
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", all_settings[i]);
-    }
+    char known[LISTED] = "";
+    for (int i = 0; i < ALL_SETTINGS; i++) list_name(known, all_settings[i]);
     return tr__fail(TR_INVALID, "there is no setting \"%.*s\" that ranks compare: there are %s", (int)length, name, known);
 }
 
@@ -179,12 +184,9 @@ static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
         for (size_t at = 0; !known_all && tr__facts_next(facts, &at, &fact);) known_all = covers(name, length, fact.name);
     }
     if (known_all) return TR_OK;
-    char known[512] = "";
-    for (size_t at = 0; tr__facts_next(facts, &at, &fact);) {
-        size_t used = strlen(known);
-        if (!strchr(fact.name, '.') && !fact.told)
-            snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", fact.name);
-    }
+    char known[LISTED] = "";
+    for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
+        if (!strchr(fact.name, '.') && !fact.told) list_name(known, fact.name);
     return tr__fail(TR_INVALID, "trainer: allow_different: there is no setting \"%.*s\" that ranks compare: there are %s",
         (int)length, name, known);
 }
@@ -223,8 +225,7 @@ static tr_status compare(const tr_trainer *t, const tr__facts *facts)
     tr__fact fact;
     for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
         if (!tr__trainer_may_differ(t, fact.name)) tr__facts_add(&must, &fact);
-    tr_status status = tr__agree(t->plan.group, "trainer", &must);
-    tr__facts_free(&must);
+    tr_status status = tr__agree_once(t->plan.group, "trainer", &must);
     if (status != TR_MISMATCH) return status;
     tr__error *differences = tr__error_take();
     tr__fail(status, "%s; tell all ranks the same, or name in allow_different what is meant to differ",

@@ -70,8 +70,8 @@ tr_status tr__trainer_check(const tr_trainer *t)
         return tr__fail(
             TR_INVALID, "trainer: a batch of %" PRId64 " cannot be shared out over %d ranks", p->batch, t->world_size);
     if (!(p->lr > 0 && p->min_lr >= 0 && p->clip >= 0))
-        return tr__fail(TR_INVALID, "trainer: lr must be more than 0, min_lr and clip not less: %g, %g, %g", p->lr,
-            p->min_lr, p->clip);
+        return tr__fail(TR_INVALID, "trainer: lr must be more than 0, min_lr and clip must not be negative: %g, %g, %g",
+            p->lr, p->min_lr, p->clip);
     if (p->check_replicas < 0)
         return tr__fail(TR_INVALID, "trainer: check_replicas is a number of steps, 0 for never, not %" PRId64,
                         p->check_replicas);
@@ -188,12 +188,12 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
 
 int64_t tr_trainer_steps(const tr_trainer *t)
 {
-    return t->step;
+    return t ? t->step : 0;
 }
 
 int64_t tr_trainer_skipped(const tr_trainer *t)
 {
-    return tr__error_of(t) || !t->task->skipped ? 0 : t->task->skipped((tr_trainer *)t);
+    return !t || tr__error_of(t) || !t->task->skipped ? 0 : t->task->skipped((tr_trainer *)t);
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -271,6 +271,7 @@ int64_t tr_trainer_passed_over(const tr_trainer *t)
 tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 {
     TR__TRY(tr_status_of(t));
+    if (!t) return tr__fail(TR_INVALID, "trainer_step: no trainer");
     const tr__plan *p = &t->plan;
     int64_t start = tr__now_ns();
     *row = (tr_metrics_row){.validation_loss = NAN, .grad_norm = NAN, .seconds = NAN, .validation_accuracy = NAN};
@@ -296,6 +297,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
 {
     TR__TRY(tr_status_of(t));
+    if (!t) return tr__fail(TR_INVALID, "trainer_validate: no trainer");
     TR_AUTOCAST(autocast_of(t));
     TR__TRY(t->task->validate(t, score));
     t->validated_step = t->step;

@@ -59,6 +59,7 @@ tr_status tr__trainer_save(tr_trainer *t, int folder_fd, const tr_trainer_save_o
 {
     const tr_tensor_list *about = options->about;
     TR__TRY(tr_status_of(t));
+    if (!t) return tr__fail(TR_INVALID, "trainer_save: no trainer");
     TR__TRY(tr_status_of(about));
     if (t->rank != 0) return TR_OK;
     TR_SCOPE;

@@ -1,4 +1,5 @@
 /* Verifies a checkpoint: reads all of it, and reports for each part whether it is what was saved. */
+#include "base/folder.h"
 #include "train/checkpoint.h"
 #include "train/file_scan.h"
 #include "train/manifest.h"
@@ -105,8 +106,7 @@ static tr_status verify_files(verifying *v, const char *folder, const tr__manife
         const char *name = tr__checkpoint_files[i];
         const tr__file_record *record = m ? tr__manifest_file(m, name) : NULL;
         char path[PATH_MAX];
-        if (snprintf(path, sizeof path, "%s/%s", folder, name) >= PATH_MAX)
-            return tr__fail(TR_INVALID, "the path %.60s…/%s is too long", folder, name);
+        TR__TRY(tr__path_join(path, folder, name));
         bool needed = i == TR__MODEL_FILE || (m && i == TR__STATE_FILE);
         if (m && needed && !record) {
             tr_checkpoint_part part = {.file = name, .first_not_finite = -1};

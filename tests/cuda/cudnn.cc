@@ -1,9 +1,10 @@
 /*
  * A double of cuDNN's graph interface for convolutions, and how the doubles of libraries are found by name. A
  * descriptor is what has been set in it, by value. The heuristic names engines of which most must not be taken, by
- * their numerical notes; to run one of those is a failure (ROUNDING rounds). As with the real one, what adds f32 in
+ * their numerical notes or for their workspace. As with the real one, what adds f32 in
  * full and in a fixed order is named in the fallback mode alone. CUDA_EMULATOR="fail=cudnnBackendExecute:2" lets
- * the second call fail, as of any function; of "libcudnn" or "libcublasLt" the library is not found.
+ * the second call fail, as of any function; of "libcudnn" or "libcublasLt" the library is not found, of "dlsym" a
+ * function of it.
  */
 #include "library.h"
 #include "cudnn_abi.h"
@@ -31,12 +32,13 @@ struct cudnnBackendDescriptor {
 
 namespace {
 
-enum { WORKSPACE = 192 };
+enum : int64_t { WORKSPACE = 192, TOO_LARGE = int64_t(2) << 30 };
 
-/* SERVES has no note; ROUNDING takes no graph of 16-bit types. */
-enum { UNORDERED, ROUNDING, WINOGRAD, SERVES };
+/* To run another than ROUNDING, which takes no graph of 16-bit types, or SERVES, which has no note, is a failure. */
+enum { UNORDERED, ROUNDING, NARROWING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, SERVES };
 const int notes[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
-    CUDNN_NUMERICAL_NOTE_WINOGRAD};
+    CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
+    CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13};
 
 size_t size_of(int type)
 {
@@ -64,11 +66,6 @@ struct tensor {
     int64_t at(const index4 &i) const
     {
         return i[0] * stride[0] + i[1] * stride[1] + i[2] * stride[2] + i[3] * stride[3];
-    }
-    /* Its place in the row-major order. */
-    size_t place(const index4 &i) const
-    {
-        return static_cast<size_t>(((i[0] * dim[1] + i[1]) * dim[2] + i[2]) * dim[3] + i[3]);
     }
 };
 
@@ -114,25 +111,46 @@ struct convolution {
 
     void run(const std::array<void *, 3> &memory, bool rounds) const
     {
-        const tensor *const tensors[] = {&x, &w, &y}, &to = *tensors[of.to];
-        const int64_t channels = w.dim[1], outs = w.dim[0] / (x.dim[1] / channels); /* of a group */
-        std::vector<double> sums(to.place({to.dim[0], 0, 0, 0})); /* what no term reaches is 0 */
-        for_each<7>({y.dim[0], y.dim[1], y.dim[2], y.dim[3], channels, w.dim[2], w.dim[3]}, [&](const auto &term) {
-            const auto [n, out, row, column, channel, across, along] = term;
-            const index4 at_y = {n, out, row, column}, at_w = {out, channel, across, along},
-                         at_x = {n, out / outs * channels + channel, row * step[0] - padding[0] + across * dilation[0],
-                             column * step[1] - padding[1] + along * dilation[1]};
-            if (at_x[2] < 0 || at_x[2] >= x.dim[2] || at_x[3] < 0 || at_x[3] >= x.dim[3]) return;
-            const index4 *const at[] = {&at_x, &at_w, &at_y};
-            double product = 1;
-            for (int i : {kind::X, kind::W, kind::Y}) {
-                if (i == of.to) continue;
-                const double factor = load(tensors[i]->type, memory[size_t(i)], tensors[i]->at(*at[i]));
-                product *= rounds ? to_tf32(factor) : factor;
-            }
-            sums[to.place(*at[of.to])] += product;
+        const tensor *const tensors[] = {&x, &w, &y}, &result = *tensors[of.to];
+        const int64_t channels = w.dim[1], groups = x.dim[1] / channels, outs = w.dim[0] / groups;
+        /* All three in double by rows, x amid its padding: so each lies at strides for the loops below. */
+        index4 dims[] = {x.dim, w.dim, y.dim}, strides[3];
+        std::vector<double> values[3];
+        for (size_t d = 0; d < 2; d++) dims[kind::X][2 + d] += 2 * padding[d];
+        for (size_t t = 0; t < 3; t++) {
+            const index4 &n = dims[t];
+            strides[t] = {n[1] * n[2] * n[3], n[2] * n[3], n[3], 1};
+            values[t].resize(size_t(n[0] * strides[t][0]));
+        }
+        const auto value = [&](size_t t, const index4 &i) -> double & {
+            const auto &[n, c, h, across] = strides[t];
+            const int64_t top = t == kind::X ? padding[0] : 0, left = t == kind::X ? padding[1] : 0;
+            return values[t].at(size_t(i[0] * n + i[1] * c + (i[2] + top) * h + (i[3] + left) * across));
+        };
+        for (size_t t = 0; t < 3; t++)
+            if (t != of.to)
+                for_each(tensors[t]->dim, [&](const index4 &i) {
+                    const double read = load(tensors[t]->type, memory[t], tensors[t]->at(i));
+                    value(t, i) = rounds ? to_tf32(read) : read;
+                });
+
+        const auto &[in, weight, out] = strides;
+        const struct { int64_t count, strides[3]; } terms[] = {
+            {x.dim[0], {in[0], 0, out[0]}},
+            {groups, {channels * in[1], outs * weight[0], outs * out[1]}},
+            {outs, {0, weight[0], out[1]}},
+            {channels, {in[1], weight[1], 0}},
+            {y.dim[2], {step[0] * in[2], 0, out[2]}},
+            {w.dim[2], {dilation[0] * in[2], weight[2], 0}},
+            {w.dim[3], {dilation[1], 1, 0}},
+            {y.dim[3], {step[1], 0, 1}}};
+        const size_t a = (of.to + 1) % 3, b = (of.to + 2) % 3;
+        std::vector<loop> loops;
+        for (const auto &t : terms) loops.push_back({t.count, t.strides[a], t.strides[b], t.strides[of.to]});
+        add_products(loops.data(), loops.size(), values[a].data(), values[b].data(), values[of.to].data());
+        for_each(result.dim, [&](const index4 &i) {
+            store(result.type, memory[of.to], result.at(i), value(of.to, i));
         });
-        for_each(to.dim, [&](const index4 &i) { store(to.type, memory[size_t(of.to)], to.at(i), sums[to.place(i)]); });
     }
 };
 
@@ -211,13 +229,13 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
 /* The engines that the heuristic names, best first. */
 static std::vector<int> engines_for(const cudnnBackendDescriptor &heuristic)
 {
-    if (heuristic.one<int>(CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK) return {UNORDERED, SERVES};
+    if (heuristic.one<int>(CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK) return {UNORDERED, GREEDY, SERVES};
     if (convolution_of(heuristic.parts.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).x.type == element::f32) {
         std::vector<int> refused(40, UNORDERED); /* more than anyone asks for at once */
-        refused[0] = ROUNDING, refused[1] = WINOGRAD;
+        refused[0] = ROUNDING, refused[1] = NARROWING, refused[2] = WINOGRAD;
         return refused;
     }
-    return {UNORDERED, ROUNDING, WINOGRAD, SERVES};
+    return {UNORDERED, ROUNDING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, SERVES};
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t d, int attribute, int, int64_t wanted, int64_t *count,
@@ -237,11 +255,11 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t d, int attribute
         *parts[0] = {CUDNN_BACKEND_ENGINE_DESCRIPTOR, d->engine, true, {}, d->parts};
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINE_NUMERICAL_NOTE:
-        *count = d->engine != SERVES;
+        *count = d->engine < GREEDY;
         if (*count) *static_cast<int *>(values) = notes[d->engine];
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
-        *static_cast<int64_t *>(values) = WORKSPACE;
+        *static_cast<int64_t *>(values) = d->engine == GREEDY ? TOO_LARGE : WORKSPACE;
         return CUDNN_STATUS_SUCCESS;
     default: return CUDNN_STATUS_BAD_PARAM;
     }
@@ -255,7 +273,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const convolution c = convolution_of(graph_of(*plan));
     const tensor *const tensors[] = {&c.x, &c.w, &c.y};
     std::array<void *, 3> at = {};
-    if (!plan->finalized || !pack->finalized || !workspace || plan->engine == UNORDERED || plan->engine == WINOGRAD)
+    if (!plan->finalized || !pack->finalized || !workspace || (plan->engine != ROUNDING && plan->engine != SERVES))
         return CUDNN_STATUS_BAD_PARAM;
     for (size_t t = 0; t < 3; t++) {
         for (size_t i = 0; i < ids.size(); i++)
@@ -294,5 +312,5 @@ void *tr_emulator::library_find(void *library, const char *function)
 {
     const auto &functions = *static_cast<library_functions *>(library);
     const auto found = functions.find(function);
-    return found == functions.end() ? nullptr : found->second;
+    return found == functions.end() || call_fails("dlsym") ? nullptr : found->second;
 }

@@ -8,13 +8,11 @@
 #include "fiber.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <signal.h>
 #include <stdarg.h>
-#include <thread>
 #include <ucontext.h>
 #include <vector>
 
@@ -48,12 +46,11 @@ struct async_copy {
 
 struct thread_state {
     unsigned number;
+    uint3 index;            /* threadIdx */
     fiber *on;              /* its stack, from its first step to its end */
     const char *waits_in;   /* the operation that it is in, NULL while it can go on */
     site at;
-    combine how;            /* its barrier, and what it brings there */
-    int value;
-    warp_function *compute; /* or its warp operation */
+    warp_function *compute; /* its warp operation; NULL: a barrier */
     unsigned mask;
     void *slot;
     std::vector<async_copy> copies;
@@ -65,13 +62,16 @@ struct warp_state {
     unsigned exist, ready, at_barrier, in_operation, ended;
 };
 
-static bool same_line(const site &a, const site &b) { return a.line == b.line && a.file == b.file; }
+static uint3 index_in(const dim3 &size, size_t i)
+{
+    return {static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
+        static_cast<unsigned>(i / size.x / size.y)};
+}
 
-struct grid_meeting;
+static bool same_line(const site &a, const site &b) { return a.line == b.line && a.file == b.file; }
 
 struct block_run {
     const kernel_launch &launch;
-    grid_meeting *meeting; /* of the blocks of a cooperative launch, else NULL */
     uint64_t state;        /* of this block's random numbers */
     std::vector<thread_state> threads;
     std::vector<warp_state> warps;
@@ -79,24 +79,26 @@ struct block_run {
     unsigned turn = 0;                /* in that order */
     unsigned rotation = 0;            /* which lane is the first */
     thread_state *running = nullptr;  /* the thread that runs; NULL: none */
-    thread_state *next = nullptr;     /* the one that a fiber found to be next and cannot run itself */
     fiber own;                        /* the stack of the host's thread */
-    int combined = 0;                 /* what the last barrier made of the values */
     std::unique_ptr<void, void (*)(void *)> shared{nullptr, free};
     char error[1024] = "";
 
-    block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
-        : launch(l), meeting(m), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
+    block_run(const kernel_launch &l, uint64_t s)
+        : launch(l), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
           order(warps.size())
     {
         std::iota(order.begin(), order.end(), 0u);
-        for (unsigned i = 0; i < threads.size(); i++) threads[i].number = i;
+        for (unsigned i = 0; i < threads.size(); i++) {
+            threads[i].number = i;
+            threads[i].index = index_in(l.block, i);
+        }
         fiber_of_thread(&own);
         void *dynamic; /* not a byte more, so that ASan sees an overrun */
         if (launch.shared && !posix_memalign(&dynamic, 128, launch.shared)) shared.reset(dynamic);
     }
     bool run(uint3 block);
     void go_on(thread_state &t);
+    void switch_to(thread_state *next, fiber *from);
     thread_state *pick();
     bool release();
     void shuffle_order();
@@ -166,16 +168,9 @@ void block_run::complain(const char *format, ...)
     snprintf(error, sizeof error, "kernel %s, block (%u,%u,%u): %s", launch.kernel, b.x, b.y, b.z, more.at);
 }
 
-static uint3 index_in(const dim3 &size, size_t i)
-{
-    return {static_cast<unsigned>(i % size.x), static_cast<unsigned>(i / size.x % size.y),
-        static_cast<unsigned>(i / size.x / size.y)};
-}
-
 text block_run::who(const thread_state &t) const
 {
-    const uint3 i = index_in(launch.block, t.number);
-    return print("thread (%u,%u,%u)", i.x, i.y, i.z);
+    return print("thread (%u,%u,%u)", t.index.x, t.index.y, t.index.z);
 }
 
 text block_run::tell(const thread_state &t) const
@@ -287,23 +282,19 @@ void block_run::shuffle_order()
     turn = 0;
 }
 
-static bool meet(block_run &b);
-
 /* No thread can go on: all have ended, or all wait at one barrier, or the kernel is wrong. */
 bool block_run::release()
 {
     const thread_state *at_barrier = nullptr, *elsewhere = nullptr, *in_operation = nullptr;
-    size_t ended = 0;
+    if (std::all_of(warps.begin(), warps.end(), [](const warp_state &w) { return w.ended == w.exist; })) return false;
     for (const thread_state &t : threads) {
         const unsigned bit = 1u << lane_of(t);
         const warp_state &w = warp_of(t);
-        if (w.ended & bit) ended++;
         if (w.in_operation & bit) in_operation = &t;
         if (!(w.at_barrier & bit)) elsewhere = &t;
         else if (!at_barrier) at_barrier = &t;
         else if (!same_line(t.at, at_barrier->at)) elsewhere = &t;
     }
-    if (ended == threads.size()) return false;
     if (at_barrier && elsewhere) {
         complain("divergent barrier: %s, but %s", tell(*at_barrier).at, tell(*elsewhere).at);
         return false;
@@ -315,12 +306,6 @@ bool block_run::release()
         complain("deadlock: %s for lanes that never come: %s", tell(*in_operation).at, tell(other).at);
         return false;
     }
-    const combine how = threads[0].how;
-    const auto number = std::count_if(threads.begin(), threads.end(), [](const thread_state &t) { return t.value; });
-    combined = how == combine::all   ? number == static_cast<long>(threads.size())
-               : how == combine::any ? number > 0
-                                     : static_cast<int>(number);
-    if (how == combine::grid && !meet(*this)) return false;
     for (warp_state &w : warps) {
         w.ready = w.exist;
         w.at_barrier = 0;
@@ -334,7 +319,25 @@ bool block_run::release()
 void block_run::go_on(thread_state &t)
 {
     running = &t;
-    here.thread = index_in(launch.block, t.number);
+    here.thread = t.index;
+}
+
+static void run_threads();
+
+/* Goes from one stack to that of the next thread, or to the host's when there is none or an error. */
+void block_run::switch_to(thread_state *next, fiber *from)
+{
+    fiber *to = &own;
+    if (next && !*error && !next->on) {
+        next->on = pool.take();
+        if (next->on) fiber_start(next->on, run_threads);
+        else complain("no memory for the stack of a thread");
+    }
+    if (next && !*error) {
+        to = next->on;
+        go_on(*next);
+    }
+    if (from != to) fiber_switch(from, to);
 }
 
 /* What a fiber does: thread after thread, until the next one has a stack of its own. */
@@ -346,14 +349,14 @@ static void run_threads()
         fiber *mine = b.running->on;
         b.launch.body();
         b.thread_ended(*b.running);
-        b.next = b.pick();
-        if (b.next && !b.next->on) {
-            b.next->on = mine;
-            b.go_on(*b.next);
+        thread_state *next = b.pick();
+        if (next && !next->on && !*b.error) {
+            next->on = mine;
+            b.go_on(*next);
             continue;
         }
         pool.free.push_back(mine);
-        fiber_switch(mine, &b.own);
+        b.switch_to(next, mine);
     }
 }
 
@@ -363,7 +366,7 @@ void block_run::thread_ended(thread_state &t)
     t.on = nullptr;
     w.ended |= 1u << lane_of(t);
     /* Those that waited for this lane alone wait no more. */
-    for (unsigned lane = 0; lane < 32; lane++)
+    for (unsigned lane = 0; lane < 32 && w.in_operation >> lane; lane++)
         if (w.in_operation >> lane & 1) finish_operation(threads[t.number / 32 * 32 + lane]);
 }
 
@@ -385,20 +388,8 @@ bool block_run::run(uint3 block)
     }
     if (shared) memset(shared.get(), 0xff, launch.shared);
     shuffle_order();
-    next = pick();
-    while (next && !*error) {
-        if (!next->on) {
-            next->on = pool.take();
-            if (!next->on) {
-                complain("no memory for the stack of a thread");
-                break;
-            }
-            fiber_start(next->on, run_threads);
-        }
-        go_on(*next);
-        fiber_switch(&own, running->on);
-        running = nullptr;
-    }
+    switch_to(pick(), &own); /* comes back when all have ended, or there is an error */
+    running = nullptr;
     if (!*error) return true;
     for (thread_state &t : threads) { /* threads that are given up half-way */
         if (!t.on) continue;
@@ -414,23 +405,17 @@ void block_run::wait(const char *in, site at)
     thread_state &s = *running;
     s.waits_in = in;
     s.at = at;
-    next = pick();
-    if (next != &s) fiber_switch(s.on, &own);
-    here.thread = index_in(launch.block, s.number);
+    switch_to(pick(), s.on);
     s.waits_in = nullptr;
 }
 
-int barrier(combine how, int value, site at)
+void barrier(site at)
 {
     block_run &b = *current;
     thread_state &s = *b.running;
-    if (how == combine::grid && !b.meeting) trap("tr_grid_sync() in a launch that is not cooperative", at);
-    s.how = how;
-    s.value = value;
     s.compute = nullptr;
     b.warp_of(s).at_barrier |= 1u << lane_of(s);
-    b.wait(how == combine::grid ? "tr_grid_sync()" : "__syncthreads()", at);
-    return b.combined;
+    b.wait("__syncthreads()", at);
 }
 
 /* ---- Warp operations --------------------------------------------------------------------------------------------- */
@@ -528,97 +513,17 @@ void copy_wait(int left)
     t.copies.erase(first, last);
 }
 
-/* ---- Grids ------------------------------------------------------------------------------------------------------- */
-
-/* Blocks of a cooperative launch, a thread of the host each; one of them runs at a time, and the seed says which is
- * next. */
-struct grid_meeting {
-    std::mutex lock;
-    std::condition_variable changed;
-    std::vector<int> able, met; /* blocks that can go on; that are at tr_grid_sync() */
-    int running = -1;
-    size_t blocks;
-    uint64_t state = random();
-    std::string error;
-
-    explicit grid_meeting(size_t n) : able(n), blocks(n) { std::iota(able.begin(), able.end(), 0); }
-
-    /* With the lock held: the running block stops, and another one goes on. */
-    void pass()
-    {
-        if (met.size() == blocks) able.swap(met);
-        if (able.empty() && !met.empty()) {
-            if (error.empty()) error = "deadlock: some blocks wait in tr_grid_sync(), the others have ended";
-            able.swap(met);
-        }
-        running = -1;
-        if (!able.empty()) {
-            const size_t i = mix(state += GOLDEN) % able.size();
-            running = able[i];
-            able.erase(able.begin() + static_cast<ptrdiff_t>(i));
-        }
-        changed.notify_all();
-    }
-    void wait_for_turn(std::unique_lock<std::mutex> &held, int block)
-    {
-        changed.wait(held, [&] { return running == block; });
-    }
-};
-
-/* All threads of this block are at tr_grid_sync(). */
-static bool meet(block_run &b)
+std::string run(const kernel_launch &launch)
 {
-    grid_meeting &m = *b.meeting;
-    std::unique_lock<std::mutex> held(m.lock);
-    const int me = m.running;
-    m.met.push_back(me);
-    m.pass();
-    m.wait_for_turn(held, me);
-    if (!m.error.empty()) b.complain("%s", m.error.c_str());
-    return m.error.empty();
-}
-
-static std::string run_together(const kernel_launch &launch, size_t blocks)
-{
-    grid_meeting m(blocks);
-    std::vector<std::thread> hosts;
-    for (size_t i = 0; i < blocks; i++)
-        hosts.emplace_back([&m, &launch, i, state = random()] {
-            watch_faults();
-            block_run b(launch, &m, state);
-            std::unique_lock<std::mutex> held(m.lock);
-            m.wait_for_turn(held, static_cast<int>(i));
-            held.unlock();
-            current = &b;
-            b.run(index_in(launch.grid, i));
-            current = nullptr;
-            held.lock();
-            if (m.error.empty()) m.error = b.error;
-            m.pass();
-        });
-    std::unique_lock<std::mutex> held(m.lock);
-    m.pass();
-    held.unlock();
-    for (std::thread &host : hosts) host.join();
-    return m.error;
-}
-
-static std::string run_in_turn(const kernel_launch &launch, size_t blocks)
-{
-    block_run b(launch, nullptr, random());
+    const size_t blocks = static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
+    watch_faults();
+    block_run b(launch, random());
     size_t stride = b.draw() % blocks | 1, at = b.draw() % blocks; /* at += stride visits every block */
     while (std::gcd(stride, blocks) != 1) stride += 2;
     current = &b;
     for (size_t i = 0; i < blocks && b.run(index_in(launch.grid, at)); i++) at = (at + stride) % blocks;
     current = nullptr;
     return b.error;
-}
-
-std::string run(const kernel_launch &launch)
-{
-    const size_t blocks = static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
-    watch_faults();
-    return launch.cooperative ? run_together(launch, blocks) : run_in_turn(launch, blocks);
 }
 
 } /* namespace tr_emulator */

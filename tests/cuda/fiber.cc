@@ -102,11 +102,15 @@ void fiber_switch(fiber *from, fiber *to)
     ASAN(__sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);)
 }
 
-void fiber_entered([[maybe_unused]] fiber *from)
+void fiber_entered([[maybe_unused]] fiber *host)
 {
     ASAN(const void *bottom;
-        __sanitizer_finish_switch_fiber(nullptr, &bottom, &from->bytes);
-        from->stack = static_cast<char *>(const_cast<void *>(bottom));)
+        size_t bytes;
+        __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+        if (!host->stack) {
+            host->stack = static_cast<char *>(const_cast<void *>(bottom));
+            host->bytes = bytes;
+        })
 }
 
 void fiber_abandon([[maybe_unused]] fiber *f) { ASAN(__asan_unpoison_memory_region(f->stack, f->bytes);) }

@@ -1,6 +1,6 @@
 /*
- * Fibers: stacks that one thread of the host switches between, with a guard below each. Switches go between the
- * thread's own stack and a fiber, and are told to AddressSanitizer and ThreadSanitizer.
+ * Fibers: stacks that one thread of the host switches between, with a guard below each. Switches are told to
+ * AddressSanitizer and ThreadSanitizer.
  */
 #ifndef TR_TEST_CUDA_FIBER_H
 #define TR_TEST_CUDA_FIBER_H
@@ -25,8 +25,8 @@ void fiber_start(fiber *f, void (*entry)());
 void fiber_free(fiber *f);
 /* Goes on with `to`; returns when something switches back. */
 void fiber_switch(fiber *from, fiber *to);
-/* The first call of a fiber's entry: what it came from is `from`. */
-void fiber_entered(fiber *from);
+/* The first call of a fiber's entry. The first of all comes from the thread's own stack, `host`. */
+void fiber_entered(fiber *host);
 /* What the stack held is given up: it is used again, or freed, without having returned. */
 void fiber_abandon(fiber *f);
 

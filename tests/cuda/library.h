@@ -1,6 +1,6 @@
 /*
- * What the doubles of CUDA's libraries share: elements of a type that is known at run time, loops over indices, and
- * functions that are found by name. The nth call of any of those fails on request.
+ * What the doubles of CUDA's libraries share: elements of a type that is known at run time, loops over indices, sums of
+ * products, and functions that are found by name. The nth call of any of those fails on request.
  */
 #ifndef TR_TEST_CUDA_LIBRARY_H
 #define TR_TEST_CUDA_LIBRARY_H
@@ -50,6 +50,18 @@ void for_each(const std::array<int64_t, N> &shape, F f)
         int64_t rest = i;
         for (size_t d = N; d-- > 0; rest /= shape[d]) index[d] = rest % shape[d];
         f(index);
+    }
+}
+
+/* Loops over `count` indices, each of which lies these strides further in a, b and c. */
+struct loop { int64_t count, a, b, c; };
+
+/* c += a b for every index of the nested loops. */
+inline void add_products(const loop *loops, size_t depth, const double *a, const double *b, double *c)
+{
+    for (int64_t i = loops->count; i-- > 0; a += loops->a, b += loops->b, c += loops->c) {
+        if (depth == 1) *c += *a * *b;
+        else add_products(loops + 1, depth - 1, a, b, c);
     }
 }
 

@@ -72,6 +72,11 @@ refuses_train 1 '--allow-different: there is no setting "colour" that ranks comp
 refuses_train 1 "--dim must be a multiple of --heads: 17 is not one of 2" --data text --dim 17 --out x
 refuses 1 "a batch of 4 windows cannot be shared out over 8 ranks" train gpt $sizes --data text --ranks 8 --out x
 refuses 1 "too little memory: 64 ranks of " train gpt --data text --preset gpt2 --layers 200 --batch 64 --ranks 64 --out x
+# The gradients of 3.2 trillion parameters take 12,000 GiB, where they are kept.
+huge="train gpt --data text --preset nano --dim 16384 --heads 128 --layers 1000 --batch 1 --out x"
+refuses 1 "parameters with gradients and moments, activations of 1 window) takes 48042." $huge
+refuses 1 "parameters with moments, activations of 1 window) takes 36041." $huge --clip 0
+refuses 1 "parameters with gradients and moments, activations of 1 window) takes 48042." $huge --clip 0 --stop-on-spike
 
 # Flags.
 refuses 2 "unknown option --step: did you mean --steps?" train gpt --data text --step 5

@@ -82,9 +82,7 @@ static tr_status compare(rank *r, int count, const char *letter)
                              {.name = "d", .value = letter, .bytes = 1}};
     tr__facts facts = {0};
     for (int i = 0; i < count; i++) tr__facts_add(&facts, &list[i]);
-    tr_status status = tr__agree(r->group, "trainer", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(r->group, "trainer", &facts);
 }
 
 static void many_facts(rank *r)

@@ -390,6 +390,49 @@ static void layers_are_split_over_ranks_of_devices(void **state)
         for (int k = 0; k < 30; k++) assert_true(fabsf(on_toys[i].weights[k] - on_cpus[0].weights[k]) < 1e-5f);
 }
 
+/* Each rank's rows of a batch, normalised over all ranks': y, then the gradient of its sum's square, then the running mean. */
+static tr_status sync_norm(run *r)
+{
+    enum { CHANNELS = 3 };
+    TR_SCOPE;
+    tr_group *group = join(r);
+    tr_device at;
+    TRY(tr_status_of(group));
+    TRY(tr_device_parse(r->first, &at));
+    int64_t rows = BATCH / r->ranks;
+    tr_tensor *all = tr_affine(tr_randn(5, TR_SHAPE(BATCH, CHANNELS)), 2, 5);
+    tr_tensor *x = tr_require_grad(tr_to(tr_slice(all, 0, rows * r->rank, rows * (r->rank + 1)), at));
+    tr_tensor *mean = tr_zeros(TR_SHAPE(CHANNELS), .device = at), *var = tr_ones(TR_SHAPE(CHANNELS), .device = at);
+    tr_tensor *weight = tr_rand(6, TR_SHAPE(CHANNELS), .device = at), *bias = tr_rand(7, TR_SHAPE(CHANNELS), .device = at);
+    tr_tensor *y = tr_sync_batch_norm_op(group, x, .weight = weight, .bias = bias, .running_mean = mean, .running_var = var,
+        .training = true);
+    TRY(tr_backward(tr_sum(tr_mul(tr_mul(y, y), y))));
+    size_t bytes = (size_t)rows * CHANNELS * sizeof(float);
+    TRY(tr_copy_out(y, r->weights, bytes));
+    TRY(tr_copy_out(tr_grad(x), r->weights + rows * CHANNELS, bytes));
+    TRY(tr_copy_out(mean, r->weights + 2 * rows * CHANNELS, CHANNELS * sizeof(float)));
+    return tr_leave(group);
+}
+
+static void *run_sync_norm(void *arg)
+{
+    run *r = arg;
+    r->status = sync_norm(r);
+    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
+    return NULL;
+}
+
+static void batch_norms_are_synchronised_over_ranks_of_devices(void **state)
+{
+    (void)state;
+    if (strcmp(KIND, "cuda") != 0) skip(); /* the toy has no such kernel */
+    run on_cpus[RANKS] = {{.first = "cpu"}, {.first = "cpu"}}, on_devices[RANKS] = {{.first = KIND ":0"}, {.first = KIND ":1"}};
+    run_ranks(on_cpus, run_sync_norm);
+    run_ranks(on_devices, run_sync_norm);
+    for (int i = 0; i < RANKS; i++)
+        for (int k = 0; k < WEIGHTS; k++) assert_true(fabsf(on_devices[i].weights[k] - on_cpus[i].weights[k]) < 1e-4f);
+}
+
 /* ---- Pipelines -------------------------------------------------------------------------------------------------------------- */
 
 static tr_tensor *mean_loss(tr_tensor *output, tr_tensor *target, void *user)
@@ -459,6 +502,7 @@ int main(void)
         cmocka_unit_test(gradients_are_scaled_and_unscaled),
         cmocka_unit_test(collectives_stage_the_memory_of_devices),
         cmocka_unit_test(layers_are_split_over_ranks_of_devices),
+        cmocka_unit_test(batch_norms_are_synchronised_over_ranks_of_devices),
         cmocka_unit_test(stages_on_ranks_of_devices_are_like_one_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -198,6 +198,9 @@ static void check_boxes(rank *r)
     CHECK(tr_status_of(tr_mesh_new(r->group, .tp = 4)) == TR_INVALID);
     SAYS("6 ranks do not divide by tp 4 x pp 1 = 4: 8 ranks would");
     CHECK(tr_status_of(tr_mesh_new(r->group, .tp = -1)) == TR_INVALID);
+    /* Their product, modulo 2^64, is 6. */
+    CHECK(tr_status_of(tr_mesh_new(r->group, .dp = 1056175639, .tp = 177602, .pp = 393365)) == TR_INVALID);
+    SAYS("mesh: dp 1056175639: the world has 6 ranks");
     CHECK(tr_status_of(tr_mesh_new(NULL)) == TR_INVALID);
     CHECK(tr_status_of(tr_mesh_group(tr_mesh_new(NULL), TR_MESH_DP)) == TR_INVALID);
     OK(tr_leave(r->group));

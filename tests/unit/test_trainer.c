@@ -459,6 +459,14 @@ static void wrong_options_are_refused(void **state)
     TR_SCOPE;
     tr_module *model = tr_gpt(.context = 8, .layers = 1, .heads = 1, .dim = 4);
     tr_text *text = tr_text_load(text_path);
+    bool stop = false;
+    tr_metrics_row row;
+    tr_score score;
+    assert_int_equal(tr_trainer_step(NULL, &row, &stop), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "trainer_step: no trainer"));
+    assert_int_equal(tr_trainer_validate(NULL, &score), TR_INVALID);
+    assert_int_equal(tr_trainer_save(NULL, "nowhere", NULL), TR_INVALID);
+    assert_int_equal(tr_trainer_steps(NULL) + tr_trainer_skipped(NULL) + tr_trainer_passed_over(NULL), 0);
     assert_int_equal(tr_status_of(tr_trainer_new(NULL, text)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer_new(model, NULL)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer_new(model, text, .context = -1)), TR_INVALID);
@@ -479,6 +487,9 @@ static void wrong_options_are_refused(void **state)
     tr_trainer *good = tr_trainer_new(model, text, .context = 8);
     assert_int_equal(tr_status_of(good), TR_OK);
     assert_int_equal(tr_fit(good, .stop_at = -1), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "0 and more, not -1, 250 and 0"));
+    assert_int_equal(tr_fit(good, .folder = folder, .keep = 1001), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "fit: .keep is a number of checkpoints, 1 to 1000, not 1001"));
     tr_tensor_list *about = tr_list_new();
     TR_CHECK(tr_list_set_metadata(about, "data", "f\374r"));
     assert_int_equal(tr_fit(good, .folder = folder, .about = about), TR_INVALID);

@@ -46,6 +46,11 @@ static tr_module *gpt(void)
     return tr_gpt(.vocab = 60, .context = 8, .layers = 2, .heads = 2, .dim = 32, .dropout = 0.1, .seed = 3);
 }
 
+static tr_module *in_f64(void)
+{
+    return tr_sequential(tr_linear(100, 10, .seed = 1, .dtype = TR_F64));
+}
+
 static const kind kinds[] = {{"mlp", mlp, {1, {100}}, 10, false}, {"lenet", lenet, {3, {1, 28, 28}}, 10, false},
     {"gpt", gpt, {1, {8}}, 60, true}};
 
@@ -63,6 +68,7 @@ static tr_dataset *make_set(const kind *k)
     for (int d = 0; d < k->sample.ndim; d++) shape.dim[d + 1] = k->sample.dim[d];
     tr_tensor *x = tr_rand(7, shape);
     if (k->adamw) x = tr_cast(tr_affine(x, k->classes - 1, 0), TR_I32);
+    if (k->make == in_f64) x = tr_cast(x, TR_F64);
     tr_tensor *y = k->adamw ? x : tr_cast(tr_affine(tr_rand(8, TR_SHAPE(SAMPLES)), k->classes - 1, 0), TR_I32);
     return tr_dataset_tensors(x, y);
 }
@@ -92,6 +98,7 @@ static void begin(training *t, const kind *k, tr_classifier_trainer_options o)
 {
     *t = (training){.net = k->make()};
     o.size = sizeof o;
+    o.given = ".workers"; /* 0: batches that a thread makes ahead would come between the measurements of memory */
     o.model = t->net;
     o.set = make_set(k);
     o.global_batch = BATCH;
@@ -315,12 +322,42 @@ static void a_gradient_that_is_not_finite_is_named(void **state)
     assert_true(tr_grad_hook_add(middle, spoil, &s) >= 0);
     for (int step = 0; step < 10; step++) TR_CHECK(take_step(&t, step));
     float before[2] = {*(float *)tr_data(first), *(float *)tr_data(middle)};
-    assert_says(take_step(&t, 10), "step 11: the gradients' norm is inf; the gradient of \"2.weight\" is the first that backward made "
-        "not finite, when ");
+    assert_says(take_step(&t, 10), "step 11: the gradients' norm is inf; the gradient of \"2.weight\" is the first in backward "
+        "whose norm is not finite, when ");
     assert_true(strstr(tr_error_message(), "of the 6 parameters had been updated") != NULL);
     assert_true(*(float *)tr_data(first) == before[0] && *(float *)tr_data(middle) == before[1]);
     TR_CHECK(take_step(&t, 10)); /* goes on */
     assert_true(*(float *)tr_data(middle) != before[1]);
+}
+
+static tr_status make_huge(tr_tensor *leaf, tr_tensor *grad, void *size)
+{
+    (void)leaf;
+    *(double *)tr_data(grad) = *(const double *)size;
+    return TR_OK;
+}
+
+/* In f64 finite gradients have norms that are not: of each alone, or of all together, when all have been applied. */
+static void norms_that_overflow_are_told(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const kind k = {"f64", in_f64, {1, {100}}, 10, false};
+    double sizes[] = {1e154, 1e200};
+    const char *const words[] = {
+        "step 1: the gradients' norm is inf: every gradient is finite, and the sum of their squares overflows; all 2 parameters had been "
+        "updated",
+        "step 1: the gradients' norm is inf; the gradient of \"0.weight\" is the first in backward whose norm is not finite, when 0 of the 2 "
+        "parameters had been updated"};
+    for (int i = 0; i < 2; i++) {
+        training t;
+        begin(&t, &k, (tr_classifier_trainer_options){0});
+        tr_tensor_list *list = tr_parameters(t.net);
+        for (int p = 0; p < 2; p++) assert_true(tr_grad_hook_add(tr_list_at(list, p), make_huge, &sizes[i]) >= 0);
+        double *weight = tr_data(tr_list_find(list, "0.weight")), before = *weight;
+        assert_says(take_step(&t, 0), words[i]);
+        assert_int_equal(*weight != before, i == 0);
+    }
 }
 
 /* The loss is known before backward: nothing is applied, and its gradients say where it comes from. */
@@ -387,6 +424,7 @@ int main(void)
         cmocka_unit_test(who_keeps_the_optimizer_has_gradients),
         cmocka_unit_test(a_model_within_ddp_keeps_its_gradients),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
+        cmocka_unit_test(norms_that_overflow_are_told),
         cmocka_unit_test(a_loss_that_is_not_finite_applies_nothing),
         cmocka_unit_test(a_spike_names_the_parameter),
         cmocka_unit_test(what_cannot_be_is_refused),

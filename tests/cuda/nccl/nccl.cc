@@ -89,14 +89,16 @@ void move(const communicator &c, transfer &t)
 {
     ring &r = t.sends ? c.shared->rings[c.rank][t.peer] : c.shared->rings[t.peer][c.rank];
     const uint64_t written = r.written, taken = r.taken;
-    const size_t n = std::min<size_t>(t.bytes, t.sends ? RING - (written - taken) : written - taken);
-    for (size_t i = 0; i < n; i++) {
-        if (t.sends) r.bytes[(written + i) % RING] = t.at[i];
-        else t.at[i] = r.bytes[(taken + i) % RING];
+    size_t left = std::min<size_t>(t.bytes, t.sends ? RING - (written - taken) : written - taken);
+    t.bytes -= left;
+    while (left) {
+        const size_t at = (t.sends ? r.written : r.taken) % RING, n = std::min(left, RING - at); /* to its end */
+        if (t.sends) memcpy(r.bytes + at, t.at, n);
+        else memcpy(t.at, r.bytes + at, n);
+        (t.sends ? r.written : r.taken) += n;
+        t.at += n;
+        left -= n;
     }
-    (t.sends ? r.written : r.taken) += n;
-    t.at += n;
-    t.bytes -= n;
 }
 
 /* Moves what can move; of several between two ranks one after the other. true: all is there. */
@@ -145,16 +147,20 @@ void reduce_as(void *out, const std::vector<std::vector<char>> &inputs, size_t c
 {
     typedef std::conditional_t<std::is_integral_v<T>, int64_t,
         std::conditional_t<std::is_same_v<T, double>, double, float>> wide;
-    for (size_t i = 0; i < count; i++) {
-        const auto of = [&](size_t rank) { return static_cast<wide>(reinterpret_cast<const T *>(inputs[rank].data())[i]); };
-        wide sum = of(0);
-        for (size_t rank = 1; rank < inputs.size(); rank++)
-            sum = op == ncclProd  ? sum * of(rank)
-                  : op == ncclMax ? std::max(sum, of(rank))
-                  : op == ncclMin ? std::min(sum, of(rank))
-                                  : sum + of(rank);
-        static_cast<T *>(out)[i] = static_cast<T>(op == ncclAvg ? sum / static_cast<wide>(inputs.size()) : sum);
+    std::vector<wide> sums(count);
+    for (size_t rank = 0; rank < inputs.size(); rank++) {
+        const T *from = reinterpret_cast<const T *>(inputs[rank].data());
+        for (wide &sum : sums) {
+            const auto next = static_cast<wide>(*from++);
+            sum = rank == 0       ? next
+                  : op == ncclProd ? sum * next
+                  : op == ncclMax  ? std::max(sum, next)
+                  : op == ncclMin  ? std::min(sum, next)
+                                   : sum + next;
+        }
     }
+    for (size_t i = 0; i < count; i++)
+        static_cast<T *>(out)[i] = static_cast<T>(op == ncclAvg ? sums[i] / static_cast<wide>(inputs.size()) : sums[i]);
 }
 
 void reduce(void *out, const std::vector<std::vector<char>> &inputs, size_t count, ncclDataType_t type, ncclRedOp_t op)

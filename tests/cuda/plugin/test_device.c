@@ -214,14 +214,14 @@ static void a_failing_allocation(void)
     on_device()->release(0, NULL, memory, 512);
 }
 
-/* [2, 3] by [3, 2] ones, of which all the first are x: 3 x each. */
-static tr_status multiply(double x, float expected)
+/* [2, k] by [k, 2] ones, of which all the first are x: k x each. */
+static tr_status multiply(int64_t k, double x, float expected)
 {
     TR_SCOPE;
     device_copies copies = {0};
     tr_tensor *y = tr_ones(TR_SHAPE(2, 2));
-    tr_device_tensor in[] = {on_device_view(&copies, tr_full(x, TR_SHAPE(2, 3))),
-                             on_device_view(&copies, tr_ones(TR_SHAPE(3, 2)))},
+    tr_device_tensor in[] = {on_device_view(&copies, tr_full(x, TR_SHAPE(2, k))),
+                             on_device_view(&copies, tr_ones(TR_SHAPE(k, 2)))},
                      out = on_device_view(&copies, y);
     tr_kernel_call call = {
         .size = sizeof call, .op = "matmul", .n_inputs = 2, .n_outputs = 1, .inputs = in, .outputs = &out};
@@ -236,11 +236,11 @@ static tr_status multiply(double x, float expected)
 /* A product that failed leaves nothing behind that would let the next one fail. */
 static void a_failing_product(void)
 {
-    assert_int_equal(multiply(1, 3), TR_DEVICE);
+    assert_int_equal(multiply(3, 1, 3), TR_DEVICE);
     assert_message("cuda: cublasLtMat");
     assert_message(": CUBLAS_STATUS_EXECUTION_FAILED");
-    assert_int_equal(multiply(1, 3), TR_OK);
-    assert_int_equal(multiply(1, 3), TR_OK);
+    assert_int_equal(multiply(3, 1, 3), TR_OK);
+    assert_int_equal(multiply(3, 1, 3), TR_OK);
 }
 
 /* An image of ones, 1 x 3 x 3, by a weight of ones, 1 x 2 x 2: 4 each. */
@@ -286,20 +286,27 @@ static void no_cudnn(void)
 
 static void no_cublaslt(void)
 {
-    assert_int_equal(multiply(1, 3), TR_OK);
+    assert_int_equal(multiply(3, 1, 3), TR_OK);
+}
+
+/* The double finds no algorithm, or says of one that it is not to be used, where k % 11 is 10 or 5. */
+static void products_without_an_algorithm(void)
+{
+    static const int64_t sizes[] = {10, 5, 3, 10, 5};
+    for (int i = 0; i < 5; i++) assert_int_equal(multiply(sizes[i], 0.5, 0.5f * (float)sizes[i]), TR_OK);
 }
 
 static void tf32(void)
 {
     setenv("TRIREME_CUDA_MATMUL", "tf32", 1);
-    assert_int_equal(multiply(1 + 0x1p-10, 3 + 3 * 0x1p-10f), TR_OK);
-    assert_int_equal(multiply(1 + 0x1p-12, 3), TR_OK);
+    assert_int_equal(multiply(3, 1 + 0x1p-10, 3 + 3 * 0x1p-10f), TR_OK);
+    assert_int_equal(multiply(3, 1 + 0x1p-12, 3), TR_OK);
 }
 
 static void an_unknown_way_to_multiply(void)
 {
     setenv("TRIREME_CUDA_MATMUL", "fast", 1);
-    assert_int_equal(multiply(1, 3), TR_INVALID);
+    assert_int_equal(multiply(3, 1, 3), TR_INVALID);
     assert_message("TRIREME_CUDA_MATMUL is \"fast\": it may be tf32, or unset");
 }
 
@@ -325,7 +332,11 @@ static const struct {
     {"a failing handle", "fail=cudnnCreate:1", a_failing_convolution},
     {"no cuDNN", "fail=libcudnn:1", no_cudnn},
     {"a failing fallback", "fail=cudnnBackendFinalize:8", a_failing_convolution},
-    {"an engine that fails", "fail=cudnnBackendFinalize:9", no_cudnn},
+    {"an engine that fails", "fail=cudnnBackendFinalize:10", no_cudnn},
+    {"an engine that cannot be asked", "fail=cudnnBackendGetAttribute:8", no_cudnn},
+    {"products without an algorithm", "seed=1", products_without_an_algorithm},
+    {"a cuBLASLt that lacks a function", "fail=dlsym:2", no_cublaslt},
+    {"a cuDNN that lacks a function", "fail=dlsym:2", no_cudnn},
     {"tf32", "seed=1", tf32},
     {"an unknown way to multiply", "seed=1", an_unknown_way_to_multiply},
 };
