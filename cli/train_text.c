@@ -181,8 +181,9 @@ static int check_memory(tr__train *t, int64_t world)
     int64_t share = (t->batch + world - 1) / world, windows = t->micro_batch ? t->micro_batch : share;
     if (windows > share) windows = share;
     /* Weights, gradients and two moments, of f32, or the moments of bf16. Stepping in backward, of the
-     * gradients little but the table's, which the head adds to first and the embedding last. */
-    double gradients = t->step_in_backward ? (double)o.vocab * o.dim : (double)t->parameters;
+     * gradients little but the table's, which the head adds to first and the embedding last, and what ranks average. */
+    const double buckets = world > 1 ? 3 * 25.0 * (1 << 20) / sizeof(float) : 0;
+    double gradients = t->step_in_backward ? (double)o.vocab * o.dim + buckets : (double)t->parameters;
     double fixed = (t->bf16_state ? 8.0 : 12.0) * (double)t->parameters + 4.0 * gradients + rank_bytes + (double)text_bytes;
     double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local - fixed;
     bool divides = !t->micro_batch && !t->step_in_backward;
