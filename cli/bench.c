@@ -55,6 +55,8 @@ static int bench_model(int argc, char **argv)
             "keep all gradients for a step at the end; else one rank on the CPU updates each parameter as its gradient is\n"
             "                            final, as trainers do",
             TR__FLAG(&b.step_after_backward)},
+        {"step-in-backward", 0, NULL, "several ranks, too, update a bucket's parameters when it is averaged",
+            TR__FLAG(&b.step_in_backward)},
         {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b.capture)},
         {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b.bf16_state)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b.seq, 1, 1000000)},

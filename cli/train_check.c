@@ -210,10 +210,8 @@ static int check_files(tr__train *t)
     return code < 0 ? check_folder(t) : code;
 }
 
-static int check_in_backward(const tr__train *t, int64_t world)
+static int check_in_backward(const tr__train *t)
 {
-    if (t->step_in_backward && world > 1)
-        return tr__train_failed(t, "--step-in-backward: ranks average gradients after backward has made them; it takes one rank");
     if (t->step_in_backward && t->clip > 0)
         return tr__train_failed(t, "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0");
     if (t->step_in_backward && t->stop_on_spike)
@@ -277,7 +275,7 @@ int tr__train_check(tr__train *t)
                                 world);
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
-    int code = check_in_backward(t, world);
+    int code = check_in_backward(t);
     if (code < 0) code = check_device(t);
     if (code < 0) code = check_keep_best(t);
     if (code < 0) code = check_roll_back(t);

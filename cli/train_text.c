@@ -182,13 +182,14 @@ static int check_memory(tr__train *t, int64_t world)
     if (windows > share) windows = share;
     /* Weights and two moments, of f32, or the moments of bf16. */
     double fixed = (t->bf16_state ? 8.0 : 12.0) * (double)t->parameters + rank_bytes + (double)text_bytes;
+    const double buckets = world > 1 ? 3 * 25.0 * (1 << 20) / sizeof(float) : 0; /* what ranks average at a time */
     double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local, each;
     bool in_backward, fits;
     for (;; windows = (windows + 1) / 2) {
         /* As the trainer chooses. Then there is little of the gradients but the table's, which the head adds to first and the
          * embedding last. */
         in_backward = t->step_in_backward || (world == 1 && t->clip == 0 && !t->stop_on_spike && windows == share);
-        double gradients = in_backward ? (double)o.vocab * o.dim : (double)t->parameters;
+        double gradients = in_backward ? (double)o.vocab * o.dim + buckets : (double)t->parameters;
         each = fixed + 4 * gradients + (double)windows * window_bytes;
         fits = each <= most;
         if (fits || windows == 1 || t->micro_batch || t->step_in_backward) break;

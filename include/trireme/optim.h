@@ -236,8 +236,12 @@ TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
  * all gradients then, four bytes an f32 parameter; the results are those of a step after backward, bit for bit. The loop stays
  * as it is, but tr_set_lr() comes before the backward: tr_step() then only ends the step, and tr_zero_grad() has nothing to do.
  *
+ * Of a module that is in tr_ddp() before it is switched on, on the CPU, gradients are averaged before: a bucket's parameters are
+ * updated when all ranks have sent it, in the same order on all ranks, and its memory goes to the next bucket. All ranks switch it
+ * alike.
+ *
  * One backward a step: another one before tr_step() is refused, as its gradients could not be added. So are clipping, gradient
- * scaling, tr_shard_optimizer(), tr_ddp() and distributed backwards, and parameters that several optimizers have; tr_grad() of
+ * scaling, tr_shard_optimizer() and distributed backwards, and parameters that several optimizers or tr_ddp()s have; tr_grad() of
  * a parameter is a tensor in error. A backward that fails says so when it has updated parameters before, and so does tr_step()
  * after it: they are as they were, or one step on. Switched off, it steps in tr_step() again.
  */

@@ -230,8 +230,9 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     at->grads[0] = NULL;
     b->deferred = false;
     TR__TRY(call_hooks(b, t, final));
+    if (b->deferred) return TR_OK;
     if (t->leaf->consumer) return t->leaf->consumer->consume(t->leaf->consumer);
-    return b->sink && !b->deferred ? b->sink->complete(b->sink->user, t) : TR_OK;
+    return b->sink ? b->sink->complete(b->sink->user, t) : TR_OK;
 }
 
 /*
@@ -308,13 +309,24 @@ static tr_status run_backward(const tr_op *op, tr_backward_call *call)
     return status;
 }
 
+/* Places for the leaves' gradients that are averaged and then used up, before they are computed. */
+static tr_status borrow_places(const tr__backward *b, const tr__node *node, const bool *needs)
+{
+    for (int i = 0; i < node->n_inputs && !b->sink; i++) {
+        const tr__leaf *leaf = needs[i] && node->edges[i].leaf ? node->edges[i].leaf->leaf : NULL;
+        if (leaf && leaf->consumer && leaf->averager && !leaf->grad) TR__TRY(leaf->averager->lend(leaf->averager));
+    }
+    return TR_OK;
+}
+
 /* Calls the op's backward for the inputs that need a gradient; grads: references. */
 static tr_status call_backward(const tr__backward *b, const tr__node *node, const bool *needs,
     tr_tensor *const *grad_outputs, tr_tensor **grads)
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[TR_OP_MAX_OUTPUTS] = {NULL};
     TR_SCOPE;
-    tr_status status = get_saved(node->saved_inputs, node->n_inputs, b->as_now, inputs);
+    tr_status status = borrow_places(b, node, needs);
+    if (status == TR_OK) status = get_saved(node->saved_inputs, node->n_inputs, b->as_now, inputs);
     if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, b->as_now, outputs);
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
@@ -448,10 +460,12 @@ tr_status tr__backward_finish(tr__backward *b, tr_status status)
 {
     TR_SCOPE;
     TR_NO_GRAD;
-    for (size_t i = 0; i < b->n_callbacks && !b->finished; i++) {
-        tr_status ended = b->callbacks[i].finish(b->callbacks[i].user, status);
-        if (status == TR_OK) status = ended;
-    }
+    for (int last = 0; last < 2 && !b->finished; last++)
+        for (size_t i = 0; i < b->n_callbacks; i++) {
+            if (b->callbacks[i].last != last) continue;
+            tr_status ended = b->callbacks[i].finish(b->callbacks[i].user, status);
+            if (status == TR_OK) status = ended;
+        }
     b->finished = true;
     return status;
 }

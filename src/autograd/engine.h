@@ -27,6 +27,7 @@ typedef struct tr__backward_callback {
     void (*cancel)(void *user, const tr__backward *backward, tr_status status);
     void *user;
     void *held; /* an object that both need, referenced until neither can be called any more; or NULL */
+    bool last;  /* after all that are not: it uses what these have averaged */
 } tr__backward_callback;
 /* Adds a callback. */
 tr_status tr__backward_on_end(tr__backward *backward, tr__backward_callback callback);
@@ -68,8 +69,8 @@ tr_status tr__backward_run(tr__backward *backward);
 bool tr__backward_done(const tr__backward *backward);
 /* The sink of a detached backward; NULL: gradients go to the leaves. */
 const tr__gradient_sink *tr__backward_sink(const tr__backward *backward);
-/* From a leaf's hook in a detached backward: the gradient is not final yet. The caller will put it into the sink and call
- * sink->complete(). */
+/* From a leaf's hook: the gradient is not final yet. In a detached backward the caller will put it into the sink and call
+ * sink->complete(), else it will call the leaf's consumer. */
 void tr__backward_defer(tr__backward *backward);
 /* When all nodes have run: calls the callbacks, which may wait for other ranks. */
 tr_status tr__backward_finish(tr__backward *backward, tr_status status);

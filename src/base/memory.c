@@ -53,6 +53,19 @@ void tr__pages_empty(void *memory, size_t bytes)
     if (bytes) madvise(memory, tr__round_up(bytes, TR__PAGE), MADV_DONTNEED);
 }
 
+void tr__pages_zero(void *memory, size_t bytes)
+{
+    char *begin = memory, *end = begin + bytes;
+    char *first = (char *)tr__round_up((uintptr_t)begin, TR__PAGE), *last = (char *)((uintptr_t)end / TR__PAGE * TR__PAGE);
+    /* Locked pages stay. */
+    if (first >= last || madvise(first, (size_t)(last - first), MADV_DONTNEED) != 0) {
+        memset(begin, 0, bytes);
+        return;
+    }
+    memset(begin, 0, (size_t)(first - begin));
+    memset(last, 0, (size_t)(end - last));
+}
+
 /* A segment lives as long as it has holders: its owner, until tr_shared_free(), and the ranks of this process that map
  * it. */
 typedef struct held_segment {

@@ -24,6 +24,8 @@ void *tr__pages_alloc(size_t bytes);
 void tr__pages_free(void *memory, size_t bytes);
 /* Gives the memory behind some of these pages back to the system: they are zero at the next use. */
 void tr__pages_empty(void *memory, size_t bytes);
+/* Zeroes private memory, whole pages of it by returning them to the system: they take no memory until they are touched. */
+void tr__pages_zero(void *memory, size_t bytes);
 
 /* A shared segment: a memfd, mapped here. Peers get the descriptor over a socket; there is no name in the file
  * system, so nothing is left behind however the processes end. Segments are made by tr_shared_alloc(). */

@@ -81,6 +81,7 @@ typedef struct tr__leaf {
     struct tr__grad_consumer *consumer; /* uses the gradient up during backward; NULL: the gradient stays */
     atomic_int optimizers;   /* that have it among their parameters */
     atomic_int averagers;    /* that average its gradient over ranks, each with a replica of it: tr_ddp()s */
+    struct tr__grad_averager *averager; /* the one that calls the consumer; NULL: none does */
     tr__spread *shards;      /* a reference: over the ranks that have its other shards; NULL: it is whole here */
     tr__spread *stages;      /* a reference: over the ranks that have the other stages of its pipeline; NULL: there are none */
 } tr__leaf;
@@ -98,11 +99,17 @@ struct tr__backward;
 typedef struct tr__grad_consumer {
     /* A backward will reach the leaf; it has run no node yet. */
     tr_status (*expect)(struct tr__grad_consumer *consumer, struct tr__backward *backward);
-    /* The gradient is final, and the hooks have run. */
+    /* The gradient is final, and averaged where the leaf has an averager; the hooks have run. */
     tr_status (*consume)(struct tr__grad_consumer *consumer);
     /* A gradient of which no more will arrive, by blocks of rows in order, instead: this one begins at row `first`. NULL: cannot. */
     tr_status (*consume_rows)(struct tr__grad_consumer *consumer, const tr_tensor *rows, int64_t first);
 } tr__grad_consumer;
+
+/* Averages a leaf's gradient over ranks once it is final, and calls the leaf's consumer then, as tr_ddp() does. */
+typedef struct tr__grad_averager {
+    /* A backward is about to compute the leaf's gradient, which a consumer will use up: may give it a place (leaf->grad). */
+    tr_status (*lend)(struct tr__grad_averager *averager);
+} tr__grad_averager;
 
 /* For backward functions, of inputs[i] whose gradient is its leaf's sole one: who takes that by rows, in which case grad_inputs[i]
  * stays NULL; or NULL. What reads inputs[i] comes before. */

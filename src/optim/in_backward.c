@@ -10,6 +10,9 @@
  * where no other is to be added to it: backward makes some of its rows, and these are updated. The arena has no gradients
  * then (autograd/arena.h).
  *
+ * Of parameters in tr_ddp() the gradient is final when the ranks have averaged it: DDP takes memory for buckets of gradients that are
+ * used up from a small pool, hands them over in one order on all ranks, and so all ranks make the same updates.
+ *
  * A trainer measures the gradients of some steps on their way. One that is not finite ends the updates of its backward, which
  * goes on without them.
  */
@@ -144,7 +147,7 @@ static tr_status begin(tr__in_backward *s, tr__backward *backward)
     if (!atomic_compare_exchange_strong(&s->running, &none, backward))
         return tr__fail(TR_STATE, "%s steps in backward, and another backward of its parameters is under way", rule);
     tr_status status =
-        tr__backward_on_end(backward, (tr__backward_callback){backward_ends, not_cancelled, s, s->optimizer});
+        tr__backward_on_end(backward, (tr__backward_callback){backward_ends, not_cancelled, s, s->optimizer, .last = true});
     if (status != TR_OK) {
         atomic_store(&s->running, NULL);
         return status;
@@ -168,9 +171,9 @@ static tr_status check_parameter(const char *name, const tr_tensor *t)
     const tr__leaf *leaf = t->leaf;
     if (atomic_load(&leaf->optimizers) > 1)
         return tr__fail(TR_STATE, "tr_step_in_backward: another optimizer has \"%s\", too, and would find no gradient", name);
-    if (leaf->arena->gradients->storage->kind == TR__SHARED)
-        return tr__fail(TR_UNSUPPORTED, "tr_step_in_backward: \"%s\" is in tr_ddp(), whose ranks average gradients after they are "
-            "final", name);
+    if (atomic_load(&leaf->averagers) && !leaf->averager)
+        return tr__fail(TR_UNSUPPORTED, "tr_step_in_backward: \"%s\" is %s", name, tr__device_of(t).kind == TR_CPU ? "in two tr_ddp()s"
+            : "in tr_ddp() on a device: on the CPU ranks can average and use up gradients bucket by bucket");
     if (leaf->has_grad)
         return tr__fail(TR_STATE, "tr_step_in_backward: \"%s\" has a gradient: call tr_zero_grad() before", name);
     return TR_OK;
@@ -200,7 +203,11 @@ void tr__in_backward_pause(tr_optimizer *o, bool paused)
     tr__in_backward *s = o->in_backward;
     if (!s || s->paused == paused) return;
     s->paused = paused;
-    for (int i = 0; i < o->count; i++) leaf_of(&s->places[i])->leaf->consumer = paused ? NULL : &s->places[i].consumer;
+    for (int i = 0; i < o->count; i++) {
+        tr_tensor *leaf = leaf_of(&s->places[i]);
+        leaf->leaf->consumer = paused ? NULL : &s->places[i].consumer;
+        if (!paused && !leaf->leaf->has_grad) tr__arena_leave(leaf); /* another may have built the arena since */
+    }
 }
 
 void tr__in_backward_measure(tr_optimizer *o, bool measures)

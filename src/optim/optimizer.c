@@ -2,6 +2,7 @@
 #include "optim/bf16_state.h"
 
 #include "autograd/capture.h"
+#include "base/memory.h"
 #include "base/rng.h"
 #include "tensor/kernel.h"
 #include "tensor/match.h"
@@ -141,6 +142,15 @@ static tr_status find_places(tr_optimizer *o, bool decay_matrices_only)
     return make_parts(o);
 }
 
+/* Zeros; on the CPU they take no memory before the first step, which a step in backward makes when activations have gone. */
+static tr_tensor *zeros(int64_t count, tr_dtype dtype, tr_device device)
+{
+    if (device.kind != TR_CPU) return tr_zeros(TR_SHAPE(count), .dtype = dtype, .device = device);
+    tr_tensor *t = tr_empty(TR_SHAPE(count), .dtype = dtype, .device = device);
+    if (!tr__bad(t)) tr__pages_zero(tr__ptr(t), (size_t)count * tr_dtype_size(dtype));
+    return t;
+}
+
 static tr_status make_state(tr_optimizer *o)
 {
     for (int i = 0; i < o->n_parts; i++) {
@@ -150,8 +160,7 @@ static tr_status make_state(tr_optimizer *o)
         part->to = part->end;
         tr_dtype dtype = like->dtype == TR_F64 ? TR_F64 : o->settings[TR__BF16_STATE] ? TR_BF16 : TR_F32;
         for (int k = 0; k < o->n_states; k++) {
-            part->state[k] = tr_keep(
-                tr_zeros(TR_SHAPE(part->end - part->begin), .dtype = dtype, .device = tr__device_of(like)));
+            part->state[k] = tr_keep(zeros(part->end - part->begin, dtype, tr__device_of(like)));
             TR__TRY(tr_status_of(part->state[k]));
         }
     }

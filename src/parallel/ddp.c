@@ -11,6 +11,13 @@
  * the same bits as one that never stopped. The arena stays as it is, as optimizers count on it: parameters that are final one
  * after the other and do not lie side by side are several buckets.
  *
+ * Where an optimizer steps in backward, gradients have no place in an arena. A bucket takes memory from a small pool when the first of
+ * its gradients is computed, these are written there, and when the ranks have averaged it the optimizer updates its parameters and
+ * the memory goes to the next one. Buckets are updated in the order in which they go out, each when no node of the graph reads its
+ * parameters any more: so all ranks make the same updates in the same order, whatever their speed. A bucket that would make it
+ * more than three buckets' bytes in flight waits for those before it. In the first backward, whose order is not
+ * known, gradients are tensors of their own, which its end copies into the buckets one by one.
+ *
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
  *
@@ -26,6 +33,7 @@
 #include "base/given.h"
 #include "comm/control.h"
 #include "nn/module.h"
+#include "parallel/bucket_pool.h"
 #include "parallel/buffers.h"
 #include "parallel/ddp.h"
 #include "parallel/replicas.h"
@@ -45,10 +53,12 @@ typedef struct bucket {
     int ready;          /* the place in the learned order of the one that is final last */
     int pending;        /* of them, those whose gradient is not final in this backward */
     tr_tensor *copy;    /* [end - begin], of gradients in a detached backward's sink; a reference; NULL: none so far */
+    tr_tensor *lent;    /* the pool's, for gradients that have no place in the arena; NULL: none at the moment */
     tr_work *work;      /* under way, kept; or NULL */
 } bucket;
 
 typedef struct param {
+    tr__grad_averager averager; /* first: the leaf points to it */
     struct ddp *ddp;
     tr_tensor *leaf;    /* kept */
     int hook;           /* -1: none */
@@ -77,6 +87,8 @@ typedef struct ddp {
     int n_buckets;      /* 0: not learned yet */
     _Atomic(tr__backward *) running; /* the backward that the counts belong to; NULL: none is under way */
     int next_bucket;       /* the first that has not gone out */
+    int ended;             /* those before it have been averaged, and used up where they are to be */
+    tr__bucket_pool pool;
 } ddp;
 
 /* The group's time limit, or what the backward has left. */
@@ -181,10 +193,10 @@ static tr_status learn_buckets(ddp *d, const tr__gradient_sink *sink)
 
 /* ---- During backward ------------------------------------------------------------------------------------------------- */
 
-/* A parameter's place in its bucket's copy. */
-static tr_tensor *place_of(const bucket *b, const tr_tensor *leaf)
+/* A parameter's place in memory of its bucket's own. */
+static tr_tensor *place_of(const bucket *b, const tr_tensor *memory, const tr_tensor *leaf)
 {
-    return tr__tensor_view(b->copy, leaf->shape, NULL, b->copy->offset + tr__arena_slot_of(leaf)->offset - b->begin);
+    return tr__tensor_view(memory, leaf->shape, NULL, memory->offset + tr__arena_slot_of(leaf)->offset - b->begin);
 }
 
 static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink *sink)
@@ -193,7 +205,7 @@ static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink
         TR_SCOPE;
         tr_tensor *leaf = d->order[i]->leaf;
         if (!leaf->requires_grad) continue;
-        TR__TRY(sink->put(sink->user, leaf, place_of(b, leaf)));
+        TR__TRY(sink->put(sink->user, leaf, place_of(b, b->copy, leaf)));
         TR__TRY(sink->complete(sink->user, leaf));
     }
     return TR_OK;
@@ -207,12 +219,128 @@ static bool learns(const ddp *d, const bucket *b)
     return any;
 }
 
-/* What of a bucket is to be averaged: its range of the arena, or, of a detached backward, what the context has of the gradients in
- * the bucket's copy. What took no part counts as a gradient of zero; what is frozen has none, though its place is exchanged. */
-static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink *sink, void **from)
+/* ---- Gradients that are used up ------------------------------------------------------------------------------------- */
+
+static tr_dtype dtype_of(const bucket *b)
 {
-    const tr_tensor *gradients = b->arena->gradients;
+    return b->arena->parameters->dtype;
+}
+
+static double bytes_of(const bucket *b)
+{
+    return (double)(b->end - b->begin) * (double)tr_dtype_size(dtype_of(b));
+}
+
+/* Has each of its parameters a place in the arena's gradients? */
+static bool in_arena(const ddp *d, const bucket *b)
+{
+    bool all = true;
+    for (int i = b->first; i < b->last; i++) all &= tr__arena_has_place(d->order[i]->leaf);
+    return all;
+}
+
+/* Does a node that has yet to run read one of its parameters? */
+static bool is_read(const ddp *d, const bucket *b)
+{
+    bool any = false;
+    for (int i = b->first; i < b->last; i++) any |= tr__is_saved(d->order[i]->leaf);
+    return any;
+}
+
+static void give_back(ddp *d, bucket *b)
+{
+    if (b->lent) tr__bucket_pool_give(&d->pool, b->lent);
+    b->lent = NULL;
+}
+
+/* The averages go to the optimizer that steps in backward, or where its gradients stay at the moment to the leaf's own tensor. */
+static tr_status use_up(ddp *d, bucket *b)
+{
+    for (int i = b->first; i < b->last; i++) {
+        TR_SCOPE;
+        tr_tensor *leaf = d->order[i]->leaf;
+        if (!leaf->requires_grad) continue;
+        if (leaf->leaf->consumer) TR__TRY(leaf->leaf->consumer->consume(leaf->leaf->consumer));
+        else TR__TRY(tr_copy_into(leaf->leaf->grad, place_of(b, b->lent, leaf)));
+    }
+    give_back(d, b);
+    return TR_OK;
+}
+
+/* Waits for the oldest bucket that is on its way. */
+static tr_status end_bucket(ddp *d)
+{
+    bucket *b = &d->buckets[d->ended++];
+    tr_status status = b->work ? tr_wait(b->work) : TR_OK;
+    tr_release(b->work);
+    b->work = NULL;
+    TR__TRY(status);
+    return b->lent ? use_up(d, b) : TR_OK;
+}
+
+enum { IN_FLIGHT = 3 }; /* buckets of the usual size that have memory at a time, unless their gradients come in another order */
+
+static tr_status take_memory(ddp *d, bucket *b)
+{
+    double in_flight = bytes_of(b);
+    for (int i = d->ended; i < d->next_bucket; i++) in_flight += bytes_of(&d->buckets[i]);
+    while (d->ended < d->next_bucket && in_flight > IN_FLIGHT * d->bucket_bytes && !is_read(d, &d->buckets[d->ended])) {
+        in_flight -= bytes_of(&d->buckets[d->ended]);
+        TR__TRY(end_bucket(d));
+    }
+    tr_tensor *memory = tr__bucket_pool_take(&d->pool, dtype_of(b), b->end - b->begin);
+    TR__TRY(tr_status_of(memory));
+    b->lent = memory;
+    return TR_OK;
+}
+
+/* While the order is being learned gradients are tensors of their own. */
+static tr_status lend(tr__grad_averager *averager)
+{
+    const param *p = (param *)(void *)averager;
+    if (!p->ddp->n_buckets) return TR_OK;
+    TR_SCOPE;
+    bucket *b = &p->ddp->buckets[p->bucket];
+    if (!b->lent) TR__TRY(take_memory(p->ddp, b));
+    tr_tensor *place = place_of(b, b->lent, p->leaf);
+    TR__TRY(tr_status_of(place));
+    p->leaf->leaf->grad = tr_keep(place);
+    return TR_OK;
+}
+
+/* Puts a gradient that is elsewhere, or has not been computed, into its bucket. What is to be used up is from now on there. */
+static tr_status bring(const bucket *b, tr_tensor *t)
+{
+    TR_SCOPE;
+    tr__leaf *leaf = t->leaf;
+    tr_tensor *place = place_of(b, b->lent, t);
+    TR__TRY(tr_status_of(place));
+    if (!t->requires_grad) return tr_fill(place, 0);
+    bool there = leaf->grad && leaf->grad->storage == place->storage && leaf->grad->offset == place->offset;
+    if (!leaf->has_grad) TR__TRY(tr_fill(place, 0));
+    else if (!there) TR__TRY(tr_copy_into(place, leaf->grad));
+    leaf->has_grad = true;
+    if (there || (leaf->grad && !leaf->consumer)) return TR_OK;
+    tr__unref(leaf->grad);
+    leaf->grad = tr_keep(leaf->consumer ? place : tr_empty(t->shape, .dtype = t->dtype, .device = tr__device_of(t)));
+    return tr_status_of(leaf->grad);
+}
+
+/* ---- Going out --------------------------------------------------------------------------------------------------------- */
+
+/* What of a bucket is to be averaged: its range of the arena; where its gradients have no place there, memory of the pool; or, of a
+ * detached backward, what the context has of the gradients in the bucket's copy. What took no part counts as a gradient of zero; what is frozen has none, though its place is exchanged. */
+static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink, void **from)
+{
+    if (!sink && !in_arena(d, b)) {
+        if (!b->lent) TR__TRY(take_memory(d, b));
+        for (int i = b->first; i < b->last; i++) TR__TRY(bring(b, d->order[i]->leaf));
+        *from = tr__ptr(b->lent);
+        return TR_OK;
+    }
+    give_back(d, b); /* lent to a backward that failed before its first gradient was final */
     if (!sink) {
+        const tr_tensor *gradients = b->arena->gradients;
         for (int i = b->first; i < b->last; i++) {
             const tr_tensor *leaf = d->order[i]->leaf;
             TR__TRY(leaf->requires_grad ? tr__arena_zero_missing(leaf) : tr_fill(leaf->leaf->grad, 0));
@@ -221,13 +349,13 @@ static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink 
         return TR_OK;
     }
     if (!b->copy) {
-        tr_device device = tr__device_of(gradients);
-        b->copy = tr_keep(tr_zeros(TR_SHAPE(b->end - b->begin), .dtype = gradients->dtype, .device = device,
+        tr_device device = tr__device_of(b->arena->parameters);
+        b->copy = tr_keep(tr_zeros(TR_SHAPE(b->end - b->begin), .dtype = dtype_of(b), .device = device,
             .shared = device.kind == TR_CPU));
     }
     TR__TRY(tr_status_of(b->copy));
     for (int i = b->first; i < b->last; i++) {
-        tr_tensor *leaf = d->order[i]->leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, leaf);
+        tr_tensor *leaf = d->order[i]->leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, b->copy, leaf);
         TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
     }
     *from = tr__ptr(b->copy);
@@ -235,16 +363,21 @@ static tr_status gather_bucket(const ddp *d, bucket *b, const tr__gradient_sink 
 }
 
 /* The last bucket is reduced by this thread, which would wait for it: it need not wake another and be woken. */
-static tr_status send_bucket(ddp *d, bucket *b)
+static tr_status send_bucket(ddp *d)
 {
-    if (!learns(d, b)) return TR_OK;
     TR_SCOPE;
+    bucket *b = &d->buckets[d->next_bucket];
+    if (!learns(d, b)) {
+        d->next_bucket++;
+        return TR_OK;
+    }
     const tr__gradient_sink *sink = tr__backward_sink(d->running);
     void *from = NULL;
-    TR__TRY(gather_bucket(d, b, sink, &from));
+    TR__TRY(gather_bucket(d, b, sink, &from)); /* may end those before it */
+    d->next_bucket++;
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
-        .dtype = b->arena->gradients->dtype, .op = TR_AVG, .timeout_ms = time_left_ms(d->group, sink),
-        .tag = tr__series_tag(d->series, (int)(b - d->buckets)), .device = tr__device_of(b->arena->gradients));
+        .dtype = dtype_of(b), .op = TR_AVG, .timeout_ms = time_left_ms(d->group, sink),
+        .tag = tr__series_tag(d->series, (int)(b - d->buckets)), .device = tr__device_of(b->arena->parameters));
     if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
     tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));
@@ -284,9 +417,15 @@ static tr_status broadcast_all(const tr_tensor_list *list, tr_group *group)
 static tr_status exchange_rest(ddp *d)
 {
     const tr__gradient_sink *sink = tr__backward_sink(d->running);
-    if (!d->n_buckets) TR__TRY(learn_buckets(d, sink));
-    while (d->next_bucket < d->n_buckets) TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
-    TR__TRY(wait_all(d));
+    bool learns_order = !d->n_buckets;
+    if (learns_order) TR__TRY(learn_buckets(d, sink));
+    while (d->next_bucket < d->n_buckets) {
+        const bucket *b = &d->buckets[d->next_bucket];
+        TR__TRY(send_bucket(d));
+        /* The tensors that gradients were in have gone, and the optimizer's state is touched for the first time now. */
+        if (learns_order && b->lent) TR__TRY(tr_device_trim(tr__device_of(b->lent)));
+    }
+    while (d->ended < d->n_buckets) TR__TRY(end_bucket(d));
     for (int i = 0; i < d->n_buckets && sink; i++) TR__TRY(copy_out(d, &d->buckets[i], sink));
     return tr__buffers_broadcast(&d->buffers, d->group);
 }
@@ -325,6 +464,8 @@ static tr_status backward_ends(void *user, tr_status status)
         tr__fail_stored(why);
         tr__error_unref(why);
     }
+    for (int i = 0; i < d->n_buckets; i++) give_back(d, &d->buckets[i]);
+    d->next_bucket = d->ended = 0;
     atomic_store(&d->running, NULL);
     return status;
 }
@@ -343,12 +484,12 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
         return tr__fail(TR_STATE, "ddp: another backward through the module is under way: one at a time, in the same order on "
             "all ranks");
     /* Held, as the program may drop the module before a backward of others has ended. */
-    tr_status status = tr__backward_on_end(backward, (tr__backward_callback){backward_ends, stop_waiting, d, d->self});
+    tr_status status = tr__backward_on_end(backward, (tr__backward_callback){
+            .finish = backward_ends, .cancel = stop_waiting, .user = d, .held = d->self});
     if (status != TR_OK) {
         atomic_store(&d->running, NULL);
         return status;
     }
-    d->next_bucket = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     d->n_final = 0;
     for (int i = 0; i < d->n_buckets; i++) {
@@ -364,8 +505,12 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     (void)grad;
     param *p = user;
     ddp *d = p->ddp;
-    if (d->paused || !leaf->requires_grad) return TR_OK;
-    if (tr__backward_sink(backward)) tr__backward_defer(backward);
+    if (!leaf->requires_grad) return TR_OK;
+    if (d->paused && leaf->leaf->consumer)
+        return tr__fail(TR_UNSUPPORTED, "ddp: tr_ddp_sync() is off, and an optimizer steps parameter %s in backward "
+            "(tr_step_in_backward()), which cannot wait for the gradients of later backwards", TR__TEXT(leaf->shape));
+    if (d->paused) return TR_OK;
+    if (tr__backward_sink(backward) || leaf->leaf->consumer) tr__backward_defer(backward);
     if (d->running != backward) TR__TRY(backward_begins(d, backward));
     if (p->final) return TR_OK;
     p->final = true;
@@ -376,7 +521,12 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     d->buckets[p->bucket].pending--;
     /* Those that are complete go out; the last one is left to the backward's end. */
     while (d->next_bucket < d->n_buckets - 1 && d->buckets[d->next_bucket].pending == 0)
-        TR__TRY(send_bucket(d, &d->buckets[d->next_bucket++]));
+        TR__TRY(send_bucket(d));
+    /* What has come back is used up while the next ones are computed. */
+    for (const bucket *b = &d->buckets[d->ended]; d->ended < d->next_bucket && b->lent && !is_read(d, b); b = &d->buckets[d->ended]) {
+        if (b->work && !tr_work_done(b->work)) break;
+        TR__TRY(end_bucket(d));
+    }
     return TR_OK;
 }
 
@@ -398,7 +548,7 @@ static tr_status take_parameters(ddp *d, tr_module *module)
         while (list->entries[first].tensor->leaf->arena != leaf->leaf->arena) first++;
         const tr__arena_slot *slot = tr__arena_slot_of(leaf);
         int64_t end = slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
-        d->params[d->n_params++] = (param){.ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first, .begin = slot->offset,
+        d->params[d->n_params++] = (param){.averager = {lend}, .ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first, .begin = slot->offset,
             .end = end};
     }
     for (int i = 0; i < list->count; i++) TR__TRY(tr__arena_share(list->entries[i].tensor->leaf->arena));
@@ -414,6 +564,7 @@ static void release(void *state)
         if (d->params[i].hook >= 0) {
             tr_grad_hook_remove(leaf, d->params[i].hook);
             atomic_fetch_sub(&leaf->leaf->averagers, 1);
+            if (leaf->leaf->averager == &d->params[i].averager) leaf->leaf->averager = NULL;
         }
         tr__unref(leaf);
     }
@@ -421,6 +572,7 @@ static void release(void *state)
         tr__unref(d->buckets[i].arena);
         tr__unref(d->buckets[i].copy);
     }
+    tr__bucket_pool_free(&d->pool);
     free(d->params);
     free(d->order);
     free(d->buckets);
@@ -485,7 +637,8 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
         param *p = &d->params[i];
         p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
         if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
-        atomic_fetch_add(&p->leaf->leaf->averagers, 1);
+        bool sole = atomic_fetch_add(&p->leaf->leaf->averagers, 1) == 0 && tr__device_of(p->leaf).kind == TR_CPU;
+        p->leaf->leaf->averager = sole ? &p->averager : NULL;
     }
     if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));

@@ -49,11 +49,17 @@ static uint64_t bits_of(double x)
     return bits;
 }
 
-/* Every rank has averaged the same gradients: where their norms differ, memory or a buffer did. */
+/* Every rank has averaged the same gradients: where their norms differ, memory or a buffer did. Of gradients that have been used up in
+ * backward what they made of the parameters is compared. */
 static tr_status compare_gradients(tr_trainer *t)
 {
     TR_SCOPE;
+    char words[128];
     const tr_tensor_list *leaves = t->optimizer->list;
+    if (t->in_backward) {
+        snprintf(words, sizeof words, "step %" PRId64 ": averaged gradients differed when they were applied", t->step + 1);
+        return tr__replicas_compare(t->plan.group, leaves, words, &t->replicas_differ);
+    }
     tr_tensor_list *gradients = tr_list_new();
     for (int i = 0; i < tr_list_count(leaves); i++) {
         tr_tensor *grad = tr_grad(tr_list_at(leaves, i));
@@ -65,7 +71,6 @@ static tr_status compare_gradients(tr_trainer *t)
         free(name);
         TR__TRY(status);
     }
-    char words[128];
     snprintf(words, sizeof words, "step %" PRId64 ": averaged gradients differ, nothing was applied", t->step + 1);
     return tr__replicas_compare(t->plan.group, gradients, words, &t->replicas_differ);
 }

@@ -3,7 +3,7 @@
  * a dot are details: "optimizer.beta1" of "optimizer".
  *
  * Left out is what may differ: micro_batch, as hosts have more and less memory; workers; and values of parameters, for
- * rank 0's become everybody's. step_in_backward is refused where there are several ranks.
+ * rank 0's become everybody's.
  */
 #include "train/trainer.h"
 
@@ -77,6 +77,7 @@ static void say_plan(const tr__plan *p, tr__facts *facts)
     tr__facts_say(facts, "autocast", "%s", tr_dtype_name(autocast));
     tr__facts_say(facts, "check_replicas", "%" PRId64, p->check_replicas);
     tr__facts_say(facts, "stop_on_spike", "%s", p->stop_on_spike ? "yes" : "no");
+    tr__facts_say(facts, "step_in_backward", "%s", p->step_in_backward ? "yes" : "no");
 }
 
 /* Kernels for other instructions round otherwise. Ranks train one model all the same: all take the step of the same
@@ -136,7 +137,7 @@ bool tr__trainer_may_differ(const tr_trainer *t, const char *setting)
 /* The settings of all kinds of trainers, without their details. */
 static const char *const all_settings[] = {"allow_different", "resume", "model", "tokenizer", "data", "validation", "context",
     "validation_windows", "masking", "on_bad", "optimizer", "loss", "global_batch", "steps", "warmup_steps", "lr", "min_lr", "clip",
-    "seed", "autocast", "check_replicas", "stop_on_spike", "kernels"};
+    "seed", "autocast", "check_replicas", "stop_on_spike", "step_in_backward", "kernels"};
 enum { ALL_SETTINGS = sizeof all_settings / sizeof *all_settings };
 
 /* "optimizer.beta1", too */
@@ -196,7 +197,7 @@ static tr_status check_names(const tr_trainer *t, const tr__facts *facts)
 /* What another run of the same training may do otherwise, and what is a sample only. */
 static bool is_of_run(const tr__fact *fact)
 {
-    static const char *const names[] = {"resume", "allow_different", "check_replicas", "stop_on_spike"};
+    static const char *const names[] = {"resume", "allow_different", "check_replicas", "stop_on_spike", "step_in_backward"};
     const char *detail = strchr(fact->name, '.');
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(fact->name, names[i]) == 0) return true;

@@ -45,9 +45,6 @@ static tr_status check_in_backward(const tr_trainer *t)
     if (p->stop_on_spike)
         return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: a spike is known when gradients have been used: no "
             ".stop_on_spike");
-    if (t->world_size > 1)
-        return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: %d ranks average gradients after backward has made them; it "
-            "takes one rank", t->world_size);
     if (p->clip > 0)
         return tr__fail(TR_UNSUPPORTED, "trainer: .step_in_backward: the gradients' norm is known when they have been used: no clip "
             "of %g, but .clip = 0", p->clip);
@@ -114,9 +111,8 @@ static bool can_step_in_backward(const tr_trainer *t)
     bool can = !t->optimizer->gather && atomic_load(&t->optimizer->object.refs) == 1;
     for (int i = 0; i < list->count; i++) {
         const tr__leaf *leaf = list->entries[i].tensor->leaf;
-        const tr_tensor *gradients = leaf->arena->gradients;
         can &= tr__device_of(list->entries[i].tensor).kind == TR_CPU && atomic_load(&leaf->optimizers) == 1 && !leaf->has_grad &&
-               !(gradients && gradients->storage->kind == TR__SHARED);
+               atomic_load(&leaf->averagers) == 0;
     }
     return can;
 }
@@ -214,6 +210,15 @@ tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, t
     return tr_escape(tr_cross_entropy(output, tr_to(y, tr_device_of(output)))); /* a split model ends elsewhere */
 }
 
+/* Once the first bucket is averaged it is applied: whether some rank's loss is not finite has to be known before. */
+static tr_status losses_are_finite(const tr_trainer *t, double own, bool *finite)
+{
+    int32_t all = isfinite(own);
+    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &all, 1, .dtype = TR_I32, .op = TR_MIN));
+    *finite = all;
+    return TR_OK;
+}
+
 tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange, double *loss)
 {
     TR_SCOPE;
@@ -227,8 +232,9 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     TR__TRY(tr_status_of(root));
     *loss += part * tr_item(mean);
     if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, exchange));
-    bool steps = t->in_backward && exchange;
-    if (steps && !isfinite(*loss)) return TR_OK; /* update() says so; the parameters stay as they are */
+    bool steps = t->in_backward && exchange, finite = true;
+    if (steps) TR__TRY(losses_are_finite(t, *loss, &finite));
+    if (!finite) return TR_OK; /* update() says so; the parameters stay as they are */
     tr__in_backward_pause(t->optimizer, !steps);
     tr_status status = tr_backward(root);
     tr__in_backward_pause(t->optimizer, !p->step_in_backward);

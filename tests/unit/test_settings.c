@@ -107,6 +107,7 @@ static const struct {
     {{{.global_batch = 4}, {.global_batch = 6}}, "global_batch is 4 on rank 0, 6 on rank 1"},
     {{{.check_replicas = 7}, {.check_replicas = 8}}, "check_replicas is 7 on rank 0, 8 on rank 1"},
     {{{.stop_on_spike = true}, {.stop_on_spike = false}}, "stop_on_spike is yes on rank 0, no on rank 1"},
+    {{{.clip = TR_ZERO, .step_in_backward = true}, {.clip = TR_ZERO}}, "step_in_backward is yes on rank 0, no on rank 1"},
     {{{.autocast = 0}, {.autocast = TR_BF16}}, "autocast is f32 on rank 0, bf16 on rank 1"},
     {{{.context = 8}, {.context = 4}}, "context is 8 on rank 0, 4 on rank 1"},
     {{{.validation_windows = 1}, {.validation_windows = 2}}, "validation_windows is 1 on rank 0, 2 on rank 1"},
@@ -171,7 +172,7 @@ static void what_is_meant(rank *r)
     CHECK(train(r, &(tr_trainer_options){.allow_different = "lr, dat"}, small_gpt(2), text_path) == TR_INVALID);
     SAYS("there is no setting \"dat\" that ranks compare: there are allow_different, resume, model, tokenizer, data, context, "
          "validation_windows, masking, optimizer, loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, "
-         "check_replicas, stop_on_spike");
+         "check_replicas, stop_on_spike, step_in_backward");
 }
 
 static void what_is_meant_may_differ(void **state)

@@ -288,6 +288,55 @@ static void a_model_within_ddp_keeps_its_gradients(void **state)
     run(2, around_ddp, NULL);
 }
 
+/* ---- Several ranks ----------------------------------------------------------------------------------------------- */
+
+static bool alike(tr_tensor_list *a, tr_tensor_list *b)
+{
+    bool same = true;
+    for (int i = 0; i < tr_list_count(a); i++) {
+        tr_tensor *s = tr_list_at(a, i), *t = tr_list_at(b, i);
+        same &= memcmp(tr_data(s), tr_data(t), (size_t)tr_numel(s) * tr_dtype_size(tr_dtype_of(s))) == 0;
+    }
+    return same;
+}
+
+/* Where they are told to; a loss that is not finite on one rank is known to all before anything is applied. */
+static void on_ranks(rank *r)
+{
+    TR_SCOPE;
+    const kind *k = r->arg;
+    training after, in;
+    begin(&after, k, (tr_classifier_trainer_options){.group = r->group});
+    begin(&in, k, (tr_classifier_trainer_options){.group = r->group, .step_in_backward = true});
+    for (int step = 0; step < STEPS; step++) {
+        OK(take_step(&after, step));
+        OK(take_step(&in, step));
+        CHECK(after.rows[step].loss == in.rows[step].loss);
+        CHECK(step % 10 || after.rows[step].grad_norm == in.rows[step].grad_norm);
+        CHECK(alike(tr_state_dict(after.net), tr_state_dict(in.net)));
+    }
+    CHECK(alike(tr_optimizer_state(after.optimizer), tr_optimizer_state(in.optimizer)));
+    tr_tensor_list *list = tr_parameters(in.net);
+    float *last = tr_data(tr_list_at(list, tr_list_count(list) - 1)), sound = *last;
+    if (r->number == 1) *last = NAN;
+    CHECK(take_step(&in, 0) == TR_INVALID);
+    SAYS("the loss is not a number");
+    SAYS("nothing was applied");
+    if (r->number == 1) *last = sound;
+    CHECK(alike(tr_state_dict(after.net), tr_state_dict(in.net)));
+    OK(take_step(&after, 0));
+    OK(take_step(&in, 0));
+    CHECK(alike(tr_state_dict(after.net), tr_state_dict(in.net)));
+    OK(tr_leave(r->group));
+}
+
+static void ranks_that_are_told_to_give_the_same_bits(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 3; world++)
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) run(world, on_ranks, &kinds[i]);
+}
+
 /* ---- What is not finite ------------------------------------------------------------------------------------------ */
 
 /* In the backward of this number a gradient is multiplied by the factor. */
@@ -423,6 +472,7 @@ int main(void)
         cmocka_unit_test(the_program_may_use_the_parameters),
         cmocka_unit_test(who_keeps_the_optimizer_has_gradients),
         cmocka_unit_test(a_model_within_ddp_keeps_its_gradients),
+        cmocka_unit_test(ranks_that_are_told_to_give_the_same_bits),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(norms_that_overflow_are_told),
         cmocka_unit_test(a_loss_that_is_not_finite_applies_nothing),
