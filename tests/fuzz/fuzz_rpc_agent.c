@@ -4,7 +4,7 @@
  * way, and a distributed backward, in a context with an optimizer. But for its threads: all happens in this one, so that the
  * same input always does the same.
  *
- * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: by its counters it holds more than it can;
+ * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: it says that it holds more than it can;
  * bit 3: what frames say of themselves is put right, so that their bodies are read; bit 4: the backward is SMART.
  */
 /* fuzz: 30000, soak: 1000000 */
