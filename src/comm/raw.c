@@ -38,12 +38,39 @@ bool tr__raw_is_local(const tr_group *group, int rank)
     return neighbour(&t, rank) != NULL;
 }
 
-tr_status tr__raw_show(tr_group *group, int rank, const void *memory, int purpose)
+/* Among the peers of the endpoint. */
+static int peer_of(const transports *t, int rank)
+{
+    return t->shm->attachment->members[tr__shm_place_of(t->shm, rank)];
+}
+
+tr_status tr__raw_show(tr_group *group, int rank, const void *memory, uint64_t *segment)
 {
     transports t = of(group);
-    tr__shm_peer *peer = neighbour(&t, rank);
-    if (peer) return tr__shm_show_to(t.shm, peer, TR__SHM_SHOWN, purpose, memory);
-    return tr__fail(TR_INTERNAL, "group '%s': rank %d is not on this host", group->name, rank);
+    tr__segment found;
+    if (!neighbour(&t, rank) || !tr__segment_find(memory, 1, &found) || found.memory != memory)
+        return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", group->name, memory, rank);
+    int peer = peer_of(&t, rank);
+    *segment = found.id;
+    return tr__endpoint_show(t.shm->endpoint, &found, &peer, 1);
+}
+
+bool tr__raw_hold(const tr_group *group, int rank, uint64_t segment, int64_t until, tr__shm_mapping *mapping)
+{
+    transports t = of(group);
+    return neighbour(&t, rank) && tr__endpoint_hold(t.shm->endpoint, peer_of(&t, rank), segment, until, mapping);
+}
+
+void tr__raw_use(const tr_group *group)
+{
+    transports t = of(group);
+    if (t.shm) tr__shm_use(t.shm);
+}
+
+void tr__raw_idle(const tr_group *group)
+{
+    transports t = of(group);
+    if (t.shm) tr__shm_idle(t.shm);
 }
 
 tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire)

@@ -1,8 +1,8 @@
 /*
  * The bare transports of a group, for a module above that sends messages of its own: a twin (tr__group_twin()) of the program's
- * group, so what the program does with its own does not matter. Ranks of one host show each other memory over the sockets that
- * their monitors watch. Ranks of different hosts have a stream, the data connection of the twin, where no collectives run once the
- * module has begun. A rank that dies breaks the twin as a group, but not what the others have with each other.
+ * group, so what the program does with its own does not matter. Ranks of one host show each other memory.
+ * Ranks of different hosts have a stream, the data connection of the twin, where no collectives run once the module has begun. A
+ * rank that dies breaks the twin as a group, but not what the others have with each other.
  */
 #ifndef TR_COMM_RAW_H
 #define TR_COMM_RAW_H
@@ -15,20 +15,25 @@
 /* From the threads of the monitors, which must not be kept waiting. */
 typedef struct tr__raw_events {
     void *user;
-    /* Another rank has shown memory, for a purpose of the module's. The module owns the mapping: tr__shm_mapping_close(). */
-    void (*shown)(void *user, int rank, int purpose, const tr__shm_mapping *memory);
-    /* It has died, or has left. More than once, maybe. */
+    /* Memory that another rank has shown can be held now. */
+    void (*shown)(void *user, int rank);
+    /* It has died, or has left. More than once, maybe. What one that has died has shown goes right after, unless it is in use. */
     void (*gone)(void *user, int rank, bool left);
 } tr__raw_events;
 
-/* From now on. The ranks show each other nothing before all have called it, which a collective after it makes sure of;
- * *events must live as long as the group. */
+/* From now on; *events must live as long as the group. */
 void tr__raw_watch(tr_group *group, const tr__raw_events *events);
 
 /* Does the rank live on this host? */
 bool tr__raw_is_local(const tr_group *group, int rank);
-/* Shows memory that lies at the beginning of a shared segment of ours to a rank of this host. */
-tr_status tr__raw_show(tr_group *group, int rank, const void *memory, int purpose);
+/* Shows memory that lies at the beginning of a shared segment of ours to a rank of this host, which is to be told its number. */
+tr_status tr__raw_show(tr_group *group, int rank, const void *memory, uint64_t *segment);
+/* Holds what a rank of this host has shown, until tr__shm_mapping_close(). Waits for it until then (a time of tr__now_ns(); 0: does
+ * not); false: it has not come. */
+bool tr__raw_hold(const tr_group *group, int rank, uint64_t segment, int64_t until, tr__shm_mapping *mapping);
+/* Between these two what ranks take back, or leave behind, can still be held. */
+void tr__raw_use(const tr_group *group);
+void tr__raw_idle(const tr_group *group);
 /* The connection to a rank of another host, which stays the group's; waits until it is there. */
 tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire);
 /* The job's key; NULL: it has none. The group's own. */

@@ -25,17 +25,17 @@ struct pollfd;
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 6 }; /* "TRM1" */
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 7 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
- * BLOCKS, STREAMS (a channel) and SHOWN (memory for a module above) carry a descriptor, unless both live in one process. */
+ * BLOCKS and STREAMS (a channel) carry a descriptor, unless both live in one process. */
 enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, TR__SHM_BROKEN, TR__SHM_GOODBYE,
-    TR__SHM_STREAMS, TR__SHM_SHOWN, TR__SHM_BLOCKS };
+    TR__SHM_STREAMS, TR__SHM_BLOCKS };
 
 /* A message between endpoints; sockets keep messages apart. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
-    int32_t rank, status;         /* the sender's place among the peers; SHOWN: the purpose */
+    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure */
     uint64_t group;               /* that it is for */
     uint64_t id, bytes;           /* of a segment */
     char cookie[TR__COOKIE_TEXT]; /* HELLO: the receiver's */
@@ -60,6 +60,7 @@ typedef struct tr__shm_mapping {
     uint64_t id;
     char *memory;
     size_t bytes;
+    atomic_int *holders; /* it stays mapped until the last of them closes it */
     bool in_process; /* of a thread of this process: held, not mapped again */
     bool stays;    /* for as long as the endpoint does: control blocks */
     uint64_t gone; /* the version since when its owner has done with it; 0: it has not */
@@ -232,6 +233,9 @@ tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *
 void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id);
 /* Under the lock: a mapping that a thread which has been busy since a version may use; NULL: none of that number. */
 const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint64_t id, uint64_t since);
+/* Makes the caller a holder of a mapping that is to be used for longer than a call, whatever its owner does; it ends that by
+ * tr__shm_mapping_close(). Waits until then (a time of tr__now_ns()) for the segment to come; false: it has not. */
+bool tr__endpoint_hold(tr__endpoint *e, int peer, uint64_t id, int64_t until, tr__shm_mapping *mapping);
 
 /* ---- endpoint_cross.c -------------------------------------------------------------------------------------------- */
 

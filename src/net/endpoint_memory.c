@@ -6,6 +6,8 @@
 #define _GNU_SOURCE
 #include "net/endpoint.h"
 
+#include "base/thread.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -135,37 +137,44 @@ static tr_status map_file(const tr__endpoint_peer *peer, size_t bytes, int fd, c
 {
     TR__TRY(check_file(peer, fd, bytes));
     /* The pages are there; mapping them all now saves a fault each in the first collective. */
-    *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    if (*memory == MAP_FAILED)
+    char *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (mapped == MAP_FAILED)
         return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map %zu bytes of rank %d (pid %ld)", bytes, peer->rank,
             peer->pid);
+    *memory = mapped;
     return TR_OK;
+}
+
+static tr_status open_memory(const tr__endpoint_peer *peer, int fd, tr__shm_mapping *mapping)
+{
+    tr__segment segment;
+    if (!peer->in_process && fd < 0)
+        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment without descriptor", peer->rank, peer->pid);
+    if (!peer->in_process) return map_file(peer, mapping->bytes, fd, &mapping->memory);
+    if (tr__segment_ref(mapping->id, &segment)) {
+        mapping->memory = segment.memory;
+        mapping->bytes = segment.bytes;
+    }
+    return TR_OK; /* else its owner has freed it meanwhile, so nobody will ask for it */
 }
 
 tr_status tr__shm_mapping_open(const tr__endpoint_peer *peer, uint64_t id, size_t bytes, int fd, tr__shm_mapping *mapping)
 {
-    *mapping = (tr__shm_mapping){.id = id, .bytes = bytes, .in_process = peer->in_process};
-    tr__segment segment;
-    if (peer->in_process) {
-        if (fd >= 0) close(fd);
-        if (tr__segment_ref(id, &segment)) {
-            mapping->memory = segment.memory;
-            mapping->bytes = segment.bytes;
-        }
-        return TR_OK; /* else its owner has freed it meanwhile, so nobody will ask for it */
-    }
-    if (fd < 0)
-        return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment without descriptor", peer->rank, peer->pid);
-    char *memory = NULL;
-    tr_status status = map_file(peer, bytes, fd, &memory);
-    if (status == TR_OK) mapping->memory = memory;
-    close(fd);
+    *mapping = (tr__shm_mapping){.id = id, .bytes = bytes, .in_process = peer->in_process, .holders = malloc(sizeof(atomic_int))};
+    tr_status status = mapping->holders ? open_memory(peer, fd, mapping)
+        : tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", peer->rank, peer->pid);
+    if (fd >= 0) close(fd);
+    if (mapping->memory)
+        atomic_init(mapping->holders, 1);
+    else
+        free(mapping->holders);
     return status;
 }
 
 void tr__shm_mapping_close(const tr__shm_mapping *mapping)
 {
-    if (!mapping->memory) return;
+    if (!mapping->memory || atomic_fetch_sub(mapping->holders, 1) != 1) return;
+    free(mapping->holders);
     if (mapping->in_process)
         tr__segment_unref(mapping->id);
     else
@@ -207,6 +216,19 @@ const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint6
         if (m->id == id && (!m->gone || m->gone > since)) return m;
     }
     return NULL;
+}
+
+bool tr__endpoint_hold(tr__endpoint *e, int peer, uint64_t id, int64_t until, tr__shm_mapping *mapping)
+{
+    const tr__shm_mapping *found;
+    pthread_mutex_lock(&e->lock);
+    while (!(found = tr__endpoint_mapping(&e->peers[peer], id, 0)) && until > 0 &&
+           tr__condition_wait(&e->changed, &e->lock, until))
+        continue;
+    if (found) *mapping = *found;
+    if (found) atomic_fetch_add(found->holders, 1);
+    pthread_mutex_unlock(&e->lock);
+    return found != NULL;
 }
 
 /* ---- Unmapping --------------------------------------------------------------------------------------------------- */

@@ -19,12 +19,14 @@
 
 /* ---- Control messages -------------------------------------------------------------------------------------------- */
 
-/* Under the lock. */
-static void await_room(tr__network_endpoint *n, tr__network_connection *c, bool wait)
+void tr__network_watch(tr__network_endpoint *n, tr__network_connection *c, bool reads, bool waits)
 {
-    struct epoll_event e = {.events = wait ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.ptr = c};
-    if (c->waits != wait) epoll_ctl(n->watch, EPOLL_CTL_MOD, c->wire.socket, &e);
-    c->waits = wait;
+    bool before = c->reads || c->waits, after = reads || waits;
+    struct epoll_event e = {.events = (reads ? EPOLLIN : 0u) | (waits ? EPOLLOUT : 0u), .data.ptr = c};
+    int change = before && after ? EPOLL_CTL_MOD : after ? EPOLL_CTL_ADD : EPOLL_CTL_DEL;
+    if (c->reads != reads || c->waits != waits) epoll_ctl(n->watch, change, c->wire.socket, &e);
+    c->reads = reads;
+    c->waits = waits;
 }
 
 /* Under the lock. NULL: nothing. */
@@ -72,7 +74,7 @@ void tr__network_push(tr__network_endpoint *n, tr__network_connection *c)
         ssize_t sent = send_rest(c);
         if (sent < 0 && errno == EINTR) continue;
         if (sent < 0 && tr__wire_would_block()) {
-            await_room(n, c, true);
+            tr__network_watch(n, c, c->reads, true);
             return;
         }
         c->cut = sent < 0; /* it is at its end, as the monitor will see */
@@ -83,7 +85,7 @@ void tr__network_push(tr__network_endpoint *n, tr__network_connection *c)
         c->begun = NULL;
         c->part = 0;
     }
-    await_room(n, c, false);
+    tr__network_watch(n, c, c->reads, false);
 }
 
 void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__network_frame *frame, const char *text)
@@ -181,6 +183,7 @@ tr_status tr__network_connect(tr__network_group *g, int member, tr__channel chan
 static bool watch(tr__network_endpoint *n, tr__network_connection *c)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
+    c->reads = true;
     return epoll_ctl(n->watch, EPOLL_CTL_ADD, c->wire.socket, &e) == 0;
 }
 

@@ -98,7 +98,7 @@ typedef struct tr__network_connection {
     uint64_t at;      /* place of the next message of n->news to be sent */
     struct tr__news *begun; /* one that has been sent in part, NULL: none; it stays until it has gone, */
     size_t part;      /* and how many of its bytes have */
-    bool waits, cut;  /* for room in the socket; for nothing any more */
+    bool reads, waits, cut; /* for what comes; for room in the socket; for nothing any more */
     bool fresh;       /* what came with its hello may lie here, where epoll does not see it */
     uint32_t marked, passed; /* how many for all it has been asked about (MARK), and has confirmed to have heard */
 } tr__network_connection;
@@ -193,7 +193,8 @@ typedef struct tr__attempt {
     tr__channel channel;
     uint64_t group;
     tr__attempt_stage stage;
-    int64_t retry;       /* IDLE: when to try (again) */
+    int64_t retry;       /* IDLE: when to try (again), */
+    int refusals;        /* after so many in a row (PAUSES_MOST at most) */
     int64_t since;       /* when it began to connect, or came in */
     int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
     int64_t silent;      /* since when nothing there has answered; 0: it has */
@@ -304,6 +305,8 @@ void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, 
 void tr__network_kick(tr__network_endpoint *n);
 /* Under the lock: sends what there is for a neighbour, as far as its connection has room; never blocks. */
 void tr__network_push(tr__network_endpoint *n, tr__network_connection *control);
+/* Under the lock: what epoll is to tell of one from now on. */
+void tr__network_watch(tr__network_endpoint *n, tr__network_connection *control, bool reads, bool waits);
 /* Appends a message to the news; to: the neighbour it is for, -1: all, who get it numbered if it is from this rank. */
 void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__network_frame *frame, const char *text);
 

@@ -24,6 +24,7 @@
 
 enum {
     RETRY_MS = 5,    /* after a refusal: a record of an earlier try to join, */
+    PAUSES_MOST = 7, /* by which the time to a neighbour's next refusal doubles, */
     REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back; or no descriptor here */
     HELD_MS = 1,     /* between two looks at whether a group knows its members */
     TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
@@ -216,6 +217,16 @@ static tr_status again(tr__network_endpoint *n, tr__attempt *a)
     return n->joining ? n->joining->refused(n->joining->user, a->rank) : TR_OK;
 }
 
+/* The other end does not want the connection. It may stay so, as when it was told that this rank is gone. */
+static tr_status refused(tr__network_endpoint *n, tr__attempt *a)
+{
+    TR__TRY(again(n, a));
+    bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining;
+    if (neighbour) a->retry = tr__now_ns() + ((int64_t)RETRY_MS << a->refusals) * 1000000;
+    if (neighbour && a->refusals < PAUSES_MOST) a->refusals++;
+    return TR_OK;
+}
+
 static bool passes(int error)
 {
     return error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
@@ -293,12 +304,12 @@ static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
         int shaken = tr__wire_shake_hands(&a->wire);
         if (shaken == 0) return TR_OK;
         a->stage = TR__ANSWERING;
-        return shaken > 0 && send_hello(n, a) == TR_OK ? TR_OK : again(n, a);
+        return shaken > 0 && send_hello(n, a) == TR_OK ? TR_OK : refused(n, a);
     }
     int heard = hear_hello(n, a);
     if (heard == 0) return TR_OK;
     bool right = heard == 1 && a->hello.rank == a->rank && a->hello.channel == (int)a->channel && a->hello.group == a->group;
-    if (!right) return again(n, a);
+    if (!right) return refused(n, a);
     *done = true;
     return complete(n, a);
 }
@@ -513,9 +524,11 @@ static tr_status prepare(tr__network_endpoint *n, int *count, int *outgoing, int
     poll_for(n, count, n->joining ? -1 : n->watch, POLLIN, NULL);
     poll_for(n, count, n->kick, POLLIN, NULL);
     int least = *wait_ms;
+    int64_t now = tr__now_ns();
     for (tr__attempt *a = first; a; a = a->next) {
         poll_for(n, count, a->wire.socket, a->stage == TR__CONNECTING ? POLLOUT : POLLIN, a);
-        if (a->stage == TR__IDLE && least > RETRY_MS) least = RETRY_MS;
+        int64_t due_ms = a->retry > now ? (a->retry - now) / 1000000 + 1 : 1;
+        if (a->stage == TR__IDLE && due_ms < least) least = (int)due_ms;
     }
     *outgoing = *count;
     for (int i = 0; i < n->incoming_most; i++) {

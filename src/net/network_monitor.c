@@ -104,7 +104,9 @@ static void hang_up(tr__network_endpoint *n, tr__network_peer *peer, int error)
  * connection stays, as the groups tell all members why they end, and this one, too. */
 static void stop_reading(tr__network_endpoint *n, tr__network_peer *peer)
 {
-    epoll_ctl(n->watch, EPOLL_CTL_DEL, peer->control->wire.socket, NULL);
+    pthread_mutex_lock(&n->lock);
+    tr__network_watch(n, peer->control, false, peer->control->waits);
+    pthread_mutex_unlock(&n->lock);
     peer->damaged = true;
     tr__network_lose(n, peer, EBADMSG);
 }

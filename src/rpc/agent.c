@@ -153,16 +153,28 @@ void *tr__rpc_user(const tr_rpc *rpc)
 
 /* ---- Workers that are gone ---------------------------------------------------------------------------------------- */
 
-void tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
+bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
 {
     int lasts = TR__RPC_LASTS;
-    atomic_compare_exchange_strong(&rpc->links[worker].ending, &lasts, (int)ending);
+    bool first = atomic_compare_exchange_strong(&rpc->links[worker].ending, &lasts, (int)ending);
     tr__rpc_wake_clock(rpc);
+    return first;
 }
 
+/* The blocks of one that has died are to stay until its last words were read: end_link(). */
 static void rank_gone(void *user, int rank, bool left)
 {
-    tr__rpc_lose(user, rank, left ? TR__RPC_LEFT : TR__RPC_DIED);
+    tr_rpc *rpc = user;
+    bool uses = rpc->links[rank].local && !left;
+    if (uses) tr__raw_use(rpc->group);
+    bool first = tr__rpc_lose(rpc, rank, left ? TR__RPC_LEFT : TR__RPC_DIED);
+    if (uses && !first) tr__raw_idle(rpc->group);
+}
+
+static void rank_has_shown(void *user, int rank)
+{
+    tr_rpc *rpc = user;
+    tr__link_shown(rpc, &rpc->links[rank]);
 }
 
 static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
@@ -182,18 +194,16 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
     if (ending < TR__RPC_DAMAGED) tr__rpc_read_all(rpc); /* its last words */
+    if (ending == TR__RPC_DIED && link->local) tr__raw_idle(rpc->group);
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
-    if (ending >= TR__RPC_DAMAGED && link->driver) link->driver->refuse(link);
+    if (ending >= TR__RPC_DAMAGED && link->stream) tr__link_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
     if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker, link->why->message);
     tr__drain_wake(rpc);
-    pthread_mutex_lock(&rpc->rings_lock);
-    pthread_cond_broadcast(&rpc->rings_changed);
-    pthread_mutex_unlock(&rpc->rings_lock);
 }
 
 bool tr__rpc_end_links(tr_rpc *rpc)
@@ -202,7 +212,8 @@ bool tr__rpc_end_links(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
-        if (link->driver && link->driver->over(link, tr__now_ns(), &pending)) tr__rpc_lose(rpc, i, link->driver->how);
+        tr__rpc_ending over = tr__link_over(link, tr__now_ns(), &pending);
+        if (over != TR__RPC_LASTS) tr__rpc_lose(rpc, i, over);
         if (atomic_load(&link->ending) != TR__RPC_LASTS) end_link(rpc, link);
     }
     return pending;
@@ -215,13 +226,16 @@ static void close_agent(tr_rpc *rpc, bool politely)
 {
     tr__rpc_end_replies(rpc);
     for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].driver && rpc->links[i].driver->finish) rpc->links[i].driver->finish(&rpc->links[i]);
+        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i]);
     tr__rpc_end_clock(rpc);
     tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     tr__error *why = tr__error_take();
     /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
     for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
     tr__rpc_end_threads(rpc);
+    pthread_mutex_lock(&rpc->reading);
+    rpc->deaf = true;
+    pthread_mutex_unlock(&rpc->reading);
     if (rpc->group) {
         tr_status left = tr_leave(rpc->group);
         (void)left; /* its monitors are gone in any case */
@@ -247,7 +261,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
 static void free_links(tr_rpc *rpc)
 {
     for (int i = 0; rpc->links && i < rpc->world; i++) {
-        if (rpc->links[i].driver) rpc->links[i].driver->free(&rpc->links[i]);
+        if (rpc->links[i].stream) tr__link_free(&rpc->links[i]);
         tr__error_unref(rpc->links[i].why);
     }
     free(rpc->links);
@@ -273,11 +287,11 @@ static void destroy(void *self)
         if (files[i] >= 0) close(files[i]);
     free(rpc->handles);
     free(rpc->answers);
-    tr_shared_free(rpc->bell);
+    tr_shared_free(rpc->page);
     pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
-        &rpc->rings_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
+        &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_destroy(locks[i]);
-    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->rings_changed, &rpc->drain_changed};
+    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) pthread_cond_destroy(conditions[i]);
 }
 
@@ -325,9 +339,9 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
 static void make_locks(tr_rpc *rpc)
 {
     pthread_mutex_t *locks[] = {&rpc->functions_lock, &rpc->calls_lock, &rpc->queue_lock, &rpc->reading, &rpc->clock_lock,
-        &rpc->rings_lock, &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
+        &rpc->refs_lock, &rpc->drain_lock, &rpc->dozing_lock};
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) pthread_mutex_init(locks[i], NULL);
-    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->rings_changed, &rpc->drain_changed};
+    pthread_cond_t *conditions[] = {&rpc->calls_changed, &rpc->clock_changed, &rpc->drain_changed};
     for (size_t i = 0; i < sizeof conditions / sizeof *conditions; i++) tr__condition_init(conditions[i]);
     rpc->has_locks = true;
     rpc->found_last = &rpc->found;
@@ -342,8 +356,11 @@ static tr_status make_parts(tr_rpc *rpc)
     rpc->answers = calloc((size_t)rpc->world, sizeof *rpc->answers);
     if (!rpc->links || !rpc->handles || !rpc->answers) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
     for (int i = 0; i < rpc->world; i++) rpc->links[i].worker = i;
-    rpc->bell = tr_shared_alloc(sizeof *rpc->bell);
-    return rpc->bell ? TR_OK : TR_NO_MEMORY;
+    rpc->page = tr_shared_alloc(sizeof *rpc->page + (size_t)rpc->world * sizeof *rpc->page->rings);
+    if (!rpc->page) return TR_NO_MEMORY;
+    rpc->page->magic = TR__RPC_MAGIC;
+    rpc->page->version = TR__RPC_VERSION;
+    return TR_OK;
 }
 
 static tr_status check_names(const tr_rpc *rpc)
@@ -359,17 +376,28 @@ static tr_status check_names(const tr_rpc *rpc)
     return TR_OK;
 }
 
-/* Also lets nobody show anything before all can see it. */
-static tr_status exchange_names(tr_rpc *rpc, const char *mine)
+/* What all are told of a worker: its name, and the segment of its page. */
+typedef struct worker_record {
+    char name[TR__RPC_WORKER_NAME];
+    uint64_t page;
+} worker_record;
+
+static void fill_record(const tr_rpc *rpc, const char *name, worker_record *mine)
 {
-    char (*all)[TR__RPC_WORKER_NAME] = calloc((size_t)rpc->world, sizeof *all), own[TR__RPC_WORKER_NAME] = "";
-    if (!all) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
-    snprintf(own, sizeof own, "%s", mine);
-    tr_status status = tr_all_gather(rpc->group, own, all, (int64_t)sizeof own, .dtype = TR_U8);
+    tr__segment page;
+    *mine = (worker_record){.name = ""};
+    snprintf(mine->name, sizeof mine->name, "%s", name);
+    if (tr__segment_find(rpc->page, 1, &page)) mine->page = page.id;
+}
+
+static tr_status exchange_records(tr_rpc *rpc, const char *name, worker_record *all)
+{
+    worker_record mine;
+    fill_record(rpc, name, &mine);
+    TR__TRY(tr_all_gather(rpc->group, &mine, all, (int64_t)sizeof mine, .dtype = TR_U8));
     for (int i = 0; i < rpc->world; i++)
-        snprintf(rpc->links[i].name, sizeof rpc->links[i].name, "%.*s", TR__RPC_WORKER_NAME - 1, all[i]);
-    free(all);
-    return status == TR_OK ? check_names(rpc) : status;
+        snprintf(rpc->links[i].name, sizeof rpc->links[i].name, "%.*s", TR__RPC_WORKER_NAME - 1, all[i].name);
+    return check_names(rpc);
 }
 
 static tr_status make_watch(tr_rpc *rpc)
@@ -385,14 +413,28 @@ static tr_status make_watch(tr_rpc *rpc)
     return TR_OK;
 }
 
-static tr_status open_streams(tr_rpc *rpc)
+static tr_status show_rings(tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++) {
-        if (i == rpc->rank || rpc->links[i].rings) continue;
+        rpc->links[i].local = i != rpc->rank && tr__raw_is_local(rpc->group, i);
+        if (rpc->links[i].local) TR__TRY(tr__link_make_ring(&rpc->links[i]));
+    }
+    tr__raw_watch(rpc->group, &rpc->raw_events);
+    for (int i = 0; i < rpc->world; i++)
+        if (rpc->links[i].local) TR__TRY(tr__link_show_ring(rpc, &rpc->links[i]));
+    return TR_OK;
+}
+
+static tr_status open_links(tr_rpc *rpc, const worker_record *all)
+{
+    for (int i = 0; i < rpc->world; i++)
+        if (rpc->links[i].local) TR__TRY(tr__link_find_ring(rpc, &rpc->links[i], all[i].page));
+    for (int i = 0; i < rpc->world; i++) {
+        if (i == rpc->rank || rpc->links[i].local) continue;
         if (rpc->watch < 0) TR__TRY(make_watch(rpc));
         tr__wire *wire;
         TR__TRY(tr__raw_wire(rpc->group, i, &wire));
-        TR__TRY(tr__stream_open(rpc, &rpc->links[i], wire));
+        TR__TRY(tr__link_connect(rpc, &rpc->links[i], wire));
     }
     return TR_OK;
 }
@@ -400,14 +442,15 @@ static tr_status open_streams(tr_rpc *rpc)
 /* A name of NULL: the others are to know that there is nobody here. */
 static tr_status connect_all(tr_rpc *rpc, const char *name)
 {
-    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = tr__rings_shown, .gone = rank_gone};
+    worker_record *all = calloc((size_t)rpc->world, sizeof *all);
+    if (!all) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
+    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = rank_has_shown, .gone = rank_gone};
     rpc->crowded = tr__raw_crowded(rpc->group);
-    TR__TRY(tr__rings_make(rpc));
-    tr__raw_watch(rpc->group, &rpc->raw_events);
-    TR__TRY(exchange_names(rpc, name ? name : ""));
-    TR__TRY(tr__rings_show(rpc));
-    TR__TRY(tr__rings_complete(rpc));
-    TR__TRY(open_streams(rpc));
+    tr_status status = show_rings(rpc);
+    if (status == TR_OK) status = exchange_records(rpc, name ? name : "", all);
+    if (status == TR_OK) status = open_links(rpc, all);
+    free(all);
+    TR__TRY(status);
     TR__TRY(tr__refs_start(rpc));
     return tr__rpc_start_threads(rpc);
 }

@@ -7,8 +7,8 @@
  *   message.c     what both need: sending, and references among values
  *   future.c      waiting for them
  *   serve.c       the threads that run functions, and how messages are found
- *   rings.c       messages to workers of this host: rings in shared memory
- *   streams.c     to those of other hosts: streams, through TLS or with checksums
+ *   link.c        messages on their way to a worker: rings in shared memory, connections to other hosts
+ *   blocks.c      shared memory in which tensors go to a worker of this host
  *   frame.h       messages as bytes
  *   rref.c        references; rref_state.h counts them
  *   drain.c       the end: when is nothing under way any more?
@@ -102,19 +102,23 @@ void tr__inbound_free(tr__rpc_inbound *m);
 
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
 
-typedef struct tr__rpc_driver tr__rpc_driver;
-typedef struct tr__rpc_rings tr__rpc_rings;   /* rings.c */
-typedef struct tr__rpc_stream tr__rpc_stream; /* streams.c */
+typedef struct tr__rpc_stream tr__rpc_stream; /* link.c */
+typedef struct tr__shared_block tr__shared_block;   /* blocks.c */
+
+typedef struct tr__rpc_blocks { /* that we have made for a worker */
+    pthread_mutex_t lock;
+    tr__shared_block *first;
+} tr__rpc_blocks;
 
 typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
     TR__RPC_CORRUPT } tr__rpc_ending;
 
 typedef struct tr__rpc_link {
     int worker;
+    bool local; /* on this host, and not ourselves */
     char name[TR__RPC_WORKER_NAME];
-    const tr__rpc_driver *driver; /* NULL: ourselves, or not yet */
-    tr__rpc_rings *rings;   /* of a worker of this host, */
-    tr__rpc_stream *stream; /* or of another */
+    tr__rpc_stream *stream; /* NULL: ourselves, or not yet */
+    tr__rpc_blocks blocks;
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
     atomic_bool gone;   /* no message comes or goes any more */
     tr__error *why;     /* then: set before */
@@ -136,12 +140,19 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
 
 enum { TR__RPC_CALL_BUCKETS = 1024, TR__RPC_FUNCTION_BUCKETS = 64 };
 
-/* What peers of this host see of us: where they ring. */
+/* Where workers of this host ring. */
 typedef struct tr__rpc_bell {
     atomic_uint count;   /* futex word */
     atomic_int sleepers;
     atomic_int awake;    /* threads that look for messages by themselves */
 } tr__rpc_bell;
+
+/* What they see of us. */
+typedef struct tr__rpc_page {
+    uint32_t magic, version;
+    tr__rpc_bell bell;
+    _Atomic uint64_t rings[]; /* [world]: the segment of the ring to each of them */
+} tr__rpc_page;
 
 struct tr_rpc {
     tr__object object;
@@ -179,9 +190,10 @@ struct tr_rpc {
     pthread_t *handles;           /* [TR__RPC_THREADS_MOST] */
 
     pthread_mutex_t reading;      /* who looks into rings and streams */
+    bool deaf;                    /* under `reading`: nobody does any more, as the group is being left */
     tr__rpc_inbound *found, **found_last; /* under `reading` */
     atomic_int spinner;           /* a thread of ours spins for all */
-    tr__rpc_bell *bell;           /* in shared memory, if another worker is on this host */
+    tr__rpc_page *page;           /* in shared memory */
     int watch, dozing, kick;      /* if one is elsewhere: epoll of the streams; epoll in which threads of ours sleep, of that
                                      one and of the kick, an eventfd; else -1 */
     pthread_mutex_t dozing_lock;
@@ -193,9 +205,6 @@ struct tr_rpc {
     pthread_cond_t clock_changed;
     bool has_clock, clock_rung;
     pthread_t clock;
-
-    pthread_mutex_t rings_lock; /* rings.c: what peers have shown */
-    pthread_cond_t rings_changed;
 
     pthread_mutex_t refs_lock;
     tr__rref_table *refs;
@@ -224,8 +233,9 @@ void tr__rpc_let_go(tr_rpc *rpc);
 /* A worker by name or number; fails with what there is. */
 tr_status tr__rpc_find_worker(const tr_rpc *rpc, const char *name, int number, int *worker);
 const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name);
-/* The link is at its end: what came before is read yet, then all calls to the worker fail. The clock does that. */
-void tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending);
+/* The link is at its end: what came before is read yet, then all calls to the worker fail. The clock does that. False: it was
+ * at its end before. */
+bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending);
 /* The clock's part of it. True: it should look again soon. */
 bool tr__rpc_end_links(tr_rpc *rpc);
 
@@ -319,32 +329,54 @@ void tr__rpc_call_back(tr__rpc_then *thens);
 void tr__rpc_stay_awake(tr_rpc *rpc);
 int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
-/* ---- rings.c, streams.c ------------------------------------------------------------------------------------------ */
+/* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
-/* How messages get to a worker, and from it. */
-struct tr__rpc_driver {
-    tr_status (*send)(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
-    bool (*waiting)(const tr__rpc_link *link); /* is there something to read? */
-    void (*read)(tr_rpc *rpc, tr__rpc_link *link);
-    /* Has it been at its end for so long, or kept reading waiting, that nothing will come any more? `pending`: it may be so soon. */
-    bool (*over)(const tr__rpc_link *link, int64_t now, bool *pending);
-    tr__rpc_ending how; /* it ends then */
-    /* Sends what it could not before, and gives back what it has not used for a while; true: something is left. NULL: by itself. */
-    bool (*flush)(tr__rpc_link *link);
-    void (*refuse)(tr__rpc_link *link); /* tells the other end that we read no more */
-    void (*finish)(tr__rpc_link *link); /* sends what is left, as long as the other end takes it; NULL: it need not */
-    void (*free)(tr__rpc_link *link);
-};
-extern const tr__rpc_driver tr__rpc_by_rings, tr__rpc_by_stream;
+/* Where a piece lies: in a block (this many bytes behind its head); 0: in the stream, behind those that were named before. */
+typedef struct tr__rpc_place {
+    uint64_t segment, bytes;
+} tr__rpc_place;
 
-void tr__rings_shown(void *rpc, int rank, int purpose, const tr__shm_mapping *memory);
-tr_status tr__rings_make(tr_rpc *rpc);
-tr_status tr__rings_show(tr_rpc *rpc);     /* when all have made theirs */
-tr_status tr__rings_complete(tr_rpc *rpc); /* waits until all have */
-/* Over a wire that lasts longer than the link. */
-tr_status tr__stream_open(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
+/* To a worker of this host: before others know of the agent; when the group can show memory; when the worker has shown its own,
+ * and said where. */
+tr_status tr__link_make_ring(tr__rpc_link *link);
+tr_status tr__link_show_ring(tr_rpc *rpc, tr__rpc_link *link);
+tr_status tr__link_find_ring(tr_rpc *rpc, tr__rpc_link *link, uint64_t page);
+/* To one of another host, over a wire that lasts longer than the link. */
+tr_status tr__link_connect(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
+void tr__link_free(tr__rpc_link *link);
+
+tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
+/* Is there something to read, or room for what could not be sent? */
+bool tr__link_waiting(const tr__rpc_link *link);
+/* Under `reading`. */
+void tr__link_read(tr_rpc *rpc, tr__rpc_link *link);
 /* What epoll has told of; reading then goes on until nothing is there. */
-void tr__stream_ready(tr__rpc_link *link, uint32_t events);
+void tr__link_ready(tr__rpc_link *link, uint32_t events);
+/* The worker has shown memory. */
+void tr__link_shown(tr_rpc *rpc, tr__rpc_link *link);
+/* Has it been at its end for so long, or kept reading waiting, that nothing will come any more? `pending`: it may be so soon. */
+tr__rpc_ending tr__link_over(const tr__rpc_link *link, int64_t now, bool *pending);
+/* Tells the other end that we read no more. */
+void tr__link_refuse(tr__rpc_link *link);
+/* Sends what is left, as long as the other end takes it. */
+void tr__link_finish(tr__rpc_link *link);
+
+/* ---- blocks.c ---------------------------------------------------------------------------------------------------- */
+
+enum { TR__RPC_BLOCK_HEAD = 64 };
+typedef struct tr__rpc_block_head { /* the first TR__RPC_BLOCK_HEAD bytes of a block */
+    atomic_uint busy; /* from when it is taken until the receiver has no use for it any more */
+} tr__rpc_block_head;
+
+/* Memory for a piece of so many bytes, which is the receiver's from when it is sent. NULL: no memory. */
+tr__shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, void **memory, uint64_t *segment);
+/* It was not sent. */
+void tr__block_give_back(tr__shared_block *b);
+/* Frees those that have not been used for a while. */
+void tr__blocks_trim(tr__rpc_link *link);
+void tr__blocks_free(tr__rpc_link *link);
+/* A piece in a block of a worker's; takes the mapping over. False: it is longer than its block, or there is no memory. */
+bool tr__block_arrived(const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_arrived *piece);
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

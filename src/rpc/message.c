@@ -62,7 +62,7 @@ tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_w
     frame.payload = w->payload;
     if (to == rpc->rank) return send_here(rpc, &frame, w);
     if (atomic_load(&link->gone)) return tr__fail_stored(link->why);
-    return link->driver->send(rpc, link, &frame, w);
+    return tr__link_send(rpc, link, &frame, w);
 }
 
 /* ---- Values on their way ------------------------------------------------------------------------------------------- */

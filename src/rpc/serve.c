@@ -16,7 +16,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, FLUSH_MS = 1, TICK_MS = 1000, LOOK_MS = 100 };
+enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, TICK_MS = 1000, LOOK_MS = 100 };
 
 /* Whose thread this is, whether it is about to take a request, whether it runs one that it took when it had nothing else to
  * do, and whether it counts as awake since its last reply. */
@@ -40,8 +40,8 @@ void tr__rpc_kick(tr_rpc *rpc)
         (void)written;
         return;
     }
-    atomic_fetch_add(&rpc->bell->count, 1);
-    if (atomic_load(&rpc->bell->sleepers) > 0) tr__futex_wake(&rpc->bell->count, 1);
+    atomic_fetch_add(&rpc->page->bell.count, 1);
+    if (atomic_load(&rpc->page->bell.sleepers) > 0) tr__futex_wake(&rpc->page->bell.count, 1);
 }
 
 static void look(tr_rpc *rpc, bool insist);
@@ -53,7 +53,7 @@ static void set_hearing(tr_rpc *rpc)
 {
     if (rpc->watch < 0) return;
     pthread_mutex_lock(&rpc->dozing_lock);
-    bool hears = atomic_load(&rpc->bell->awake) == 0;
+    bool hears = atomic_load(&rpc->page->bell.awake) == 0;
     struct epoll_event e = {.events = hears ? EPOLLIN | EPOLLET : 0};
     if (hears != rpc->dozing_hears) epoll_ctl(rpc->dozing, EPOLL_CTL_MOD, rpc->watch, &e);
     rpc->dozing_hears = hears;
@@ -62,12 +62,12 @@ static void set_hearing(tr_rpc *rpc)
 
 static void count_in(tr_rpc *rpc, int times)
 {
-    if (atomic_fetch_add(&rpc->bell->awake, times) == 0) set_hearing(rpc);
+    if (atomic_fetch_add(&rpc->page->bell.awake, times) == 0) set_hearing(rpc);
 }
 
 static void count_out(tr_rpc *rpc, int times)
 {
-    if (atomic_fetch_sub(&rpc->bell->awake, times) != times) return;
+    if (atomic_fetch_sub(&rpc->page->bell.awake, times) != times) return;
     set_hearing(rpc);
     look(rpc, true); /* what came while we were awake has rung no bell */
 }
@@ -130,25 +130,21 @@ static void collect_events(tr_rpc *rpc)
     int ready;
     do {
         ready = epoll_wait(rpc->watch, events, EVENTS, 0);
-        for (int i = 0; i < ready; i++) tr__stream_ready(&rpc->links[events[i].data.u32], events[i].events);
+        for (int i = 0; i < ready; i++) tr__link_ready(&rpc->links[events[i].data.u32], events[i].events);
     } while (ready == EVENTS);
 }
 
 /* Under `reading`. */
 static void read_links(tr_rpc *rpc)
 {
-    for (int i = 0; i < rpc->world; i++) {
-        tr__rpc_link *link = &rpc->links[i];
-        if (link->driver && link->driver->waiting(link)) link->driver->read(rpc, link);
-    }
+    for (int i = 0; i < rpc->world && !rpc->deaf; i++)
+        if (tr__link_waiting(&rpc->links[i])) tr__link_read(rpc, &rpc->links[i]);
 }
 
 static bool anything(const tr_rpc *rpc)
 {
-    for (int i = 0; i < rpc->world; i++) {
-        const tr__rpc_link *link = &rpc->links[i];
-        if (link->driver && link->driver->waiting(link)) return true;
-    }
+    for (int i = 0; i < rpc->world; i++)
+        if (tr__link_waiting(&rpc->links[i])) return true;
     return false;
 }
 
@@ -495,17 +491,17 @@ static void spin(tr_rpc *rpc)
 
 static void nap(tr_rpc *rpc)
 {
-    unsigned seen = atomic_load(&rpc->bell->count);
+    unsigned seen = atomic_load(&rpc->page->bell.count);
     atomic_fetch_add(&rpc->sleeping, 1);
-    atomic_fetch_add(&rpc->bell->sleepers, 1);
+    atomic_fetch_add(&rpc->page->bell.sleepers, 1);
     look(rpc, true);
     if (!has_work(rpc)) {
         if (rpc->watch < 0)
-            tr__futex_wait(&rpc->bell->count, seen, -1);
+            tr__futex_wait(&rpc->page->bell.count, seen, -1);
         else
             epoll_wait(rpc->dozing, &(struct epoll_event){0}, 1, -1);
     }
-    atomic_fetch_sub(&rpc->bell->sleepers, 1);
+    atomic_fetch_sub(&rpc->page->bell.sleepers, 1);
     atomic_fetch_sub(&rpc->sleeping, 1);
     look(rpc, true);
 }
@@ -540,14 +536,6 @@ void tr__rpc_wake_clock(tr_rpc *rpc)
     pthread_mutex_unlock(&rpc->clock_lock);
 }
 
-static bool flush_all(tr_rpc *rpc)
-{
-    bool left = false;
-    for (int i = 0; i < rpc->world; i++)
-        if (rpc->links[i].driver && rpc->links[i].driver->flush) left |= rpc->links[i].driver->flush(&rpc->links[i]);
-    return left;
-}
-
 static void sleep_until(tr_rpc *rpc, int64_t until)
 {
     pthread_mutex_lock(&rpc->clock_lock);
@@ -556,14 +544,15 @@ static void sleep_until(tr_rpc *rpc, int64_t until)
     pthread_mutex_unlock(&rpc->clock_lock);
 }
 
-/* Timeouts, messages that did not fit, and those about references that are sent again. When to come again. */
+/* Timeouts, blocks that are not used, and messages about references that are sent again. When to come again. */
 static int64_t turn_clock(tr_rpc *rpc)
 {
     bool pending = tr__rpc_end_links(rpc);
     int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
     if (pending && next > now + LOOK_MS * (int64_t)1000000) next = now + LOOK_MS * (int64_t)1000000;
     if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
-    if (flush_all(rpc)) next = now + FLUSH_MS * (int64_t)1000000;
+    for (int i = 0; i < rpc->world; i++)
+        if (rpc->links[i].stream) tr__blocks_trim(&rpc->links[i]);
     return next;
 }
 
@@ -586,10 +575,10 @@ static void *run_clock(void *arg)
 static void *relay_bell(void *arg)
 {
     tr_rpc *rpc = arg;
-    for (unsigned seen = atomic_load(&rpc->bell->count); !atomic_load(&rpc->closing);) {
-        unsigned now = atomic_load(&rpc->bell->count);
+    for (unsigned seen = atomic_load(&rpc->page->bell.count); !atomic_load(&rpc->closing);) {
+        unsigned now = atomic_load(&rpc->page->bell.count);
         if (now == seen)
-            tr__futex_wait(&rpc->bell->count, seen, -1);
+            tr__futex_wait(&rpc->page->bell.count, seen, -1);
         else
             tr__rpc_kick(rpc);
         seen = now;
@@ -600,9 +589,9 @@ static void *relay_bell(void *arg)
 static tr_status start_relay(tr_rpc *rpc)
 {
     bool local = false;
-    for (int i = 0; i < rpc->world; i++) local |= rpc->links[i].rings != NULL;
+    for (int i = 0; i < rpc->world; i++) local |= rpc->links[i].local;
     if (rpc->watch < 0 || !local) return TR_OK;
-    atomic_fetch_add(&rpc->bell->sleepers, 1);
+    atomic_fetch_add(&rpc->page->bell.sleepers, 1);
     int error = tr__thread_start(&rpc->relay, relay_bell, rpc);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "rpc: cannot start a thread");
     rpc->has_relay = true;
@@ -636,8 +625,8 @@ void tr__rpc_end_threads(tr_rpc *rpc)
     pthread_mutex_unlock(&rpc->queue_lock);
     if (threads || rpc->has_relay) {
         tr__rpc_kick(rpc);
-        atomic_fetch_add(&rpc->bell->count, 1);
-        tr__futex_wake(&rpc->bell->count, INT32_MAX);
+        atomic_fetch_add(&rpc->page->bell.count, 1);
+        tr__futex_wake(&rpc->page->bell.count, INT32_MAX);
     }
     for (int i = 0; i < threads; i++) pthread_join(rpc->handles[i], NULL);
     if (rpc->has_relay) pthread_join(rpc->relay, NULL);

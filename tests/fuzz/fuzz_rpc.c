@@ -111,17 +111,17 @@ static void read_stream(const uint8_t *bytes, size_t count)
     links[1].worker = 1;
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
     tr__wire wire = {.socket = ends[0]};
-    FUZZ_CHECK(tr__stream_open(&rpc, &links[1], &wire) == TR_OK);
+    FUZZ_CHECK(tr__link_connect(&rpc, &links[1], &wire) == TR_OK);
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
-    tr__stream_ready(&links[1], EPOLLIN);
-    links[1].driver->read(&rpc, &links[1]);
+    tr__link_ready(&links[1], EPOLLIN);
+    tr__link_read(&rpc, &links[1]);
     for (tr__rpc_inbound *m = rpc.found, *next; m; m = next) {
         next = m->next;
         read_values(m->body, m->frame.body);
         tr__inbound_free(m);
     }
     close(ends[1]);
-    links[1].driver->free(&links[1]);
+    tr__link_free(&links[1]);
     close(ends[0]);
     close(rpc.watch);
 }

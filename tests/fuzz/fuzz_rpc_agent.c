@@ -1,36 +1,35 @@
 /*
- * What a worker may send to an agent: records in the ring of a worker of the same host, or the stream of one of another. A real
+ * What a worker may send to an agent: through the ring of a worker of the same host, or the stream of one of another. A real
  * agent reads them, takes its replies, and runs the functions that they ask for; it has calls and references of its own under
  * way, and a distributed backward, in a context with an optimizer. But for its threads: all happens in this one, so that the
  * same input always does the same.
  *
- * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: the last record may be cut short;
- * bit 3: what records and frames say of themselves is put right, so that their bodies are read; bit 4: the backward is SMART.
+ * The first byte says which: bit 0: a stream; bit 1: the ring is almost at its end; bit 2: it says that it holds more than it can;
+ * bit 3: what frames say of themselves is put right, so that their bodies are read; bit 4: the backward is SMART.
  */
 /* fuzz: 30000, soak: 1000000 */
 #include "fuzz.h"
 
 #include "base/clock.h"
+#include "comm/transport/shm_channel.h"
 #include "parallel/dist_rpc.h"
 #include "rpc/agent.h"
-#include "rpc/ring.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BLOCK = 901, BLOCK_BYTES = TR__RPC_BLOCK_HEAD + 3000, LAST = 64, FRESH = 256 };
+enum { BLOCKS = 2, BLOCK_BYTES = TR__RPC_BLOCK_HEAD + 3000, LAST = 64 };
 
 static struct {
     tr_rpc *rpc;
-    tr__rpc_ring *ring; /* that the agent reads */
+    tr__rpc_page *page;     /* of rank 1, */
+    tr__shm_channel *ring;  /* the ring that the agent reads, */
+    uint64_t shown, blocks[BLOCKS]; /* and the segments of its page and blocks */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     tr_group *groups[2], *twin; /* of rank 1 */
-    tr__raw_events raw_events;
-    int inputs;
 } world = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
 /* ---- Functions of the agent ----------------------------------------------------------------------------------------- */
@@ -178,31 +177,21 @@ static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
     }
 }
 
-static size_t add_record(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w, uint32_t number)
+/* Some with a piece in a block, as long as that or shorter, which is number 1 or 2 there; or behind the message. */
+static size_t add_frame(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w, uint32_t number)
 {
-    tr__rpc_record head = {.frame = *frame};
-    tr__rpc_place place = {BLOCK + number / 5 % 2, number % 2 ? 3000 : w->used};
-    bool beside = number % 11 == 1, drop = number % 29 == 3;
-    if (beside) head.flags = TR__RPC_BODY_BESIDE;
-    if (drop) head.flags = TR__RPC_DROP;
-    if (number % 13 == 2) head.frame.pieces = 1;
-    size_t body = beside || drop ? 0 : tr__round_up(w->used, 8);
-    size_t places = drop ? sizeof place : ((size_t)head.frame.pieces + beside) * sizeof place;
-    head.bytes = (uint32_t)(sizeof head + body + places);
-    if (head.bytes > room) return 0;
-    memset(bytes, 0, head.bytes);
-    memcpy(bytes, &head, sizeof head);
-    if (body) memcpy(bytes + sizeof head, w->at, w->used);
-    for (size_t at = 0; at < places; at += sizeof place) memcpy(bytes + sizeof head + body + at, &place, sizeof place);
-    return head.bytes;
-}
-
-static size_t add_frame(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w)
-{
-    if (sizeof *frame + w->used > room) return 0;
-    memcpy(bytes, frame, sizeof *frame);
-    memcpy(bytes + sizeof *frame, w->at, w->used);
-    return sizeof *frame + w->used;
+    tr__rpc_frame f = *frame;
+    tr__rpc_place place = {number / 5 % 3, number % 2 ? 3000 : w->used};
+    f.pieces = number % 7 == 2;
+    f.payload = f.pieces ? place.bytes : 0;
+    size_t places = f.pieces ? sizeof place : 0, behind = f.pieces && !place.segment ? place.bytes : 0;
+    size_t used = sizeof f + w->used;
+    if (used + places + behind > room) return 0;
+    memcpy(bytes, &f, sizeof f);
+    memcpy(bytes + sizeof f, w->at, w->used);
+    memcpy(bytes + used, &place, places);
+    memset(bytes + used + places, 1, behind);
+    return used + places + behind;
 }
 
 static void start(void);
@@ -213,12 +202,6 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
     start();
     size_t used = 1;
     bytes[0] = (uint8_t)number;
-    if ((number & 3) == 2) { /* the ring's end */
-        tr__rpc_record head = {.bytes = LAST, .flags = TR__RPC_PAD};
-        memset(bytes + used, 0, LAST);
-        memcpy(bytes + used, &head, sizeof head);
-        used += LAST;
-    }
     uint32_t messages = 1 + number / 8 % 4;
     for (uint32_t i = 0, n = number / 32; i < messages; i++, n = n * 5 + 3) {
         tr__rpc_writer w;
@@ -227,29 +210,13 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
         write_body(&w, &frame, n);
         FUZZ_CHECK(w.status == TR_OK);
         frame.body = (uint32_t)w.used;
-        used += number & 1 ? add_frame(bytes + used, FUZZ_SEED - used, &frame, &w)
-                           : add_record(bytes + used, FUZZ_SEED - used, &frame, &w, n / 7);
+        used += add_frame(bytes + used, FUZZ_SEED - used, &frame, &w, n / 7);
         tr__rpc_writer_end(&w);
     }
     return used;
 }
 
 /* ---- The agent ------------------------------------------------------------------------------------------------------ */
-
-static void shown(void *unused, int rank, int purpose, const tr__shm_mapping *memory)
-{
-    (void)unused;
-    (void)rank;
-    (void)purpose;
-    tr__shm_mapping_close(memory);
-}
-
-static void gone(void *unused, int rank, bool left)
-{
-    (void)unused;
-    (void)rank;
-    (void)left;
-}
 
 static tr_group *join(tr_store *store, int rank, tr_group **twin)
 {
@@ -259,37 +226,47 @@ static tr_group *join(tr_store *store, int rank, tr_group **twin)
     return tr_keep(group);
 }
 
-/* Rank 1 does nothing but to be shown memory. */
+/* Shows rank 0 memory of so many bytes. */
+static void *show(size_t bytes, uint64_t *segment)
+{
+    void *memory = tr_shared_alloc(bytes);
+    FUZZ_CHECK(memory && tr__raw_show(world.twin, 0, memory, segment) == TR_OK);
+    return memory;
+}
+
+static tr__rpc_page *make_page(size_t bytes)
+{
+    tr__rpc_page *page = tr_shared_alloc(bytes);
+    FUZZ_CHECK(page);
+    page->magic = TR__RPC_MAGIC;
+    page->version = TR__RPC_VERSION;
+    return page;
+}
+
+/* Rank 1 does nothing but to show memory. */
 static void *be_there(void *store)
 {
     TR_SCOPE;
+    uint64_t ring;
     world.groups[1] = join(store, 1, &world.twin);
-    world.raw_events = (tr__raw_events){.shown = shown, .gone = gone};
-    tr__raw_watch(world.twin, &world.raw_events);
+    world.page = make_page(sizeof *world.page + 2 * sizeof *world.page->rings);
+    FUZZ_CHECK(tr__raw_show(world.twin, 0, world.page, &world.shown) == TR_OK);
+    world.ring = show(sizeof *world.ring, &ring);
+    atomic_store(&world.page->rings[0], ring);
+    for (int i = 0; i < BLOCKS; i++) show(BLOCK_BYTES, &world.blocks[i]);
     return NULL;
-}
-
-static void show(int purpose, uint64_t id, size_t bytes)
-{
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    FUZZ_CHECK(memory != MAP_FAILED);
-    if (purpose == TR__RPC_IS_RING) {
-        world.ring = (tr__rpc_ring *)(void *)memory;
-        world.ring->magic = TR__RPC_RING_MAGIC;
-        world.ring->version = TR__RPC_VERSION;
-    }
-    tr__rings_shown(world.rpc, 1, purpose, &(tr__shm_mapping){.id = id, .memory = memory, .bytes = bytes});
 }
 
 /* Where rank 1 has sent nothing yet. */
 static void renew_link(void)
 {
-    if (world.rpc->links[1].driver) world.rpc->links[1].driver->free(&world.rpc->links[1]);
-    FUZZ_CHECK(tr__rings_make(world.rpc) == TR_OK);
-    show(TR__RPC_IS_BELL, 1, sizeof(tr__rpc_bell));
-    show(TR__RPC_IS_RING, 2, sizeof(tr__rpc_ring));
-    show(TR__RPC_IS_BLOCK, BLOCK, BLOCK_BYTES);
-    show(TR__RPC_IS_BLOCK, BLOCK + 1, BLOCK_BYTES);
+    tr_rpc *rpc = world.rpc;
+    if (rpc->links[1].stream) tr__link_free(&rpc->links[1]);
+    atomic_store(&world.ring->closed, 0);
+    atomic_store(&rpc->links[1].ending, TR__RPC_LASTS);
+    FUZZ_CHECK(tr__link_make_ring(&rpc->links[1]) == TR_OK);
+    FUZZ_CHECK(tr__link_show_ring(rpc, &rpc->links[1]) == TR_OK);
+    FUZZ_CHECK(tr__link_find_ring(rpc, &rpc->links[1], world.shown) == TR_OK);
 }
 
 static void register_all(void)
@@ -311,8 +288,8 @@ static void start(void)
     rpc->world = 2;
     rpc->links = calloc(2, sizeof *rpc->links);
     rpc->answers = calloc(2, sizeof *rpc->answers);
-    rpc->bell = tr_shared_alloc(sizeof *rpc->bell);
-    FUZZ_CHECK(rpc->links && rpc->answers && rpc->bell);
+    rpc->page = make_page(sizeof *rpc->page + 2 * sizeof *rpc->page->rings);
+    FUZZ_CHECK(rpc->links && rpc->answers);
     rpc->links[1].worker = 1;
     strcpy(rpc->links[0].name, "w0");
     strcpy(rpc->links[1].name, "w1");
@@ -394,68 +371,75 @@ static void serve_all(tr_rpc *rpc)
 /* All frames are sound, and as long as they say, the last one as long as there are bytes. */
 static void put_right(uint8_t *bytes, size_t count)
 {
-    for (size_t at = 0; at + sizeof(tr__rpc_record) <= count;) {
-        tr__rpc_record head;
-        memcpy(&head, bytes + at, sizeof head);
-        size_t left = (count - at) & ~(size_t)7;
-        head.bytes &= ~7u;
-        if (head.bytes < sizeof head || head.bytes > left) head.bytes = (uint32_t)left;
-        head.flags = 0;
-        head.frame.magic = TR__RPC_MAGIC;
-        head.frame.version = TR__RPC_VERSION;
-        head.frame.type = (uint8_t)(1 + (head.frame.type + 6) % 7);
-        head.frame.pieces = 0;
-        uint32_t body = head.bytes - (uint32_t)sizeof head;
-        if (tr__round_up(head.frame.body, 8) != body) head.frame.body = body;
-        memcpy(bytes + at, &head, sizeof head);
-        at += head.bytes;
+    for (size_t at = 0, left; at + sizeof(tr__rpc_frame) <= count;) {
+        tr__rpc_frame f;
+        memcpy(&f, bytes + at, sizeof f);
+        left = count - at - sizeof f;
+        f.magic = TR__RPC_MAGIC;
+        f.version = TR__RPC_VERSION;
+        f.type = (uint8_t)(1 + (f.type + 6) % 7);
+        f.pieces = 0;
+        f.payload = 0;
+        if (f.body > left) f.body = (uint32_t)left;
+        memcpy(bytes + at, &f, sizeof f);
+        at += sizeof f + f.body;
     }
 }
 
-static void write_ring(const uint8_t *bytes, size_t count, bool at_end, bool cut)
+/* Where an input says 1 or 2, the places of pieces have the number of a block. */
+static void name_blocks(uint8_t *bytes, size_t count)
 {
-    tr__rpc_ring *r = world.ring;
-    uint64_t head = at_end ? TR__RPC_RING_BYTES - LAST : 0;
-    for (size_t i = 0; i < count; i++) r->data[(head + i) % TR__RPC_RING_BYTES] = bytes[i];
-    atomic_store(&r->head, head);
-    atomic_store(&r->tail, head + (cut ? count : count & ~(size_t)7));
+    for (size_t at = 0; at + sizeof(tr__rpc_frame) <= count;) {
+        tr__rpc_frame f;
+        tr__rpc_place place;
+        memcpy(&f, bytes + at, sizeof f);
+        at += sizeof f + f.body;
+        if (f.pieces != 1 || at + sizeof place > count) continue; /* `at` stays far from its end: a body has 32 bits */
+        memcpy(&place, bytes + at, sizeof place);
+        if (place.segment >= 1 && place.segment <= BLOCKS) place.segment = world.blocks[place.segment - 1];
+        memcpy(bytes + at, &place, sizeof place);
+        at += sizeof place + (place.segment || place.bytes > count ? 0 : place.bytes);
+    }
+}
+
+static void write_ring(const uint8_t *bytes, size_t count, bool at_end, bool too_much)
+{
+    tr__shm_channel *r = world.ring;
+    uint64_t begin = at_end ? TR__SHM_STREAM - LAST : 0;
+    for (size_t i = 0; i < count; i++) r->data[(begin + i) % TR__SHM_STREAM] = (char)bytes[i];
+    atomic_store(&r->read, begin);
+    atomic_store(&r->written, begin + (too_much ? TR__SHM_STREAM + count : count));
 }
 
 static void read_ring(tr_rpc *rpc, uint8_t *bytes, size_t count, uint8_t how)
 {
-    size_t padding = how & 2 ? LAST : 0;
-    if (how & 8 && count > padding) put_right(bytes + padding, count - padding);
-    write_ring(bytes, count, how & 2, how & 4);
+    if (how & 8) put_right(bytes, count);
+    name_blocks(bytes, count);
+    write_ring(bytes, count, how & 2, (how & 12) == 4);
     tr__rpc_read_all(rpc);
     serve_all(rpc);
-    bool stalled = atomic_load(&world.ring->head) != atomic_load(&world.ring->tail) &&
-                   atomic_load(&rpc->links[1].ending) == TR__RPC_LASTS;
-    if (stalled || world.inputs % FRESH == 0) renew_link();
-    atomic_store(&world.ring->head, 0);
-    atomic_store(&world.ring->tail, 0);
+    renew_link();
 }
 
 static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
 {
     int ends[2];
     tr__rpc_link *link = &rpc->links[1];
-    tr__rpc_rings *rings = link->rings;
-    link->rings = NULL;
+    tr__link_free(link);
     rpc->watch = epoll_create1(EPOLL_CLOEXEC);
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
     tr__wire wire = {.socket = ends[0]};
-    FUZZ_CHECK(tr__stream_open(rpc, link, &wire) == TR_OK);
+    FUZZ_CHECK(tr__link_connect(rpc, link, &wire) == TR_OK);
     close(rpc->watch);
     rpc->watch = -1;
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
-    tr__stream_ready(link, EPOLLIN);
+    tr__link_ready(link, EPOLLIN);
     tr__rpc_read_all(rpc);
     serve_all(rpc);
     close(ends[1]);
-    link->driver->free(link);
+    tr__link_free(link);
     close(ends[0]);
-    link->rings = rings;
-    link->driver = &tr__rpc_by_rings;
+    renew_link();
 }
 
 static void end(tr_rpc *rpc, tr_future *const calls[3])
@@ -466,7 +450,6 @@ static void end(tr_rpc *rpc, tr_future *const calls[3])
         FUZZ_CHECK(tr_future_done(calls[i]));
         FUZZ_CHECK(tr_future_wait(calls[i]) == TR_OK || tr_error_message()[0]);
     }
-    atomic_store(&rpc->links[1].ending, TR__RPC_LASTS);
     rpc->ended = false;
     rpc->clock_rung = false;
 }
@@ -477,7 +460,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     start();
     tr_rpc *rpc = world.rpc;
     tr_future *calls[3];
-    world.inputs++;
     tr_scope_push();
     begin(rpc, calls);
     tr_dist_context *context = begin_backward(rpc, bytes[0] & 16);

@@ -8,6 +8,7 @@
 #include "net/network.h"
 #include "processes.h"
 
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -196,6 +197,35 @@ static void a_new_neighbour_that_never_answers_is_gone_with_its_host(void **stat
     for (int i = 0; i <= FILLING; i++) close(sockets[i]);
 }
 
+/* Rank 1 was told that rank 0 is gone, and closes each connection once it has said hello: soon it is asked less often. */
+static void a_neighbour_that_refuses_is_asked_less_and_less(void **state)
+{
+    (void)state;
+    loss l = {.last = -1};
+    tr__network_endpoint *n = endpoint_with(&l);
+    int port, asked = 0, listener = listen_on_loopback(&port);
+    n->peers[1].record.same_host = true;
+    snprintf(n->peers[1].record.address, TR__ADDRESS_TEXT, "127.0.0.1:%d", port);
+    assert_int_equal(fcntl(listener, F_SETFL, O_NONBLOCK), 0);
+    assert_int_equal(tr__network_call(n, 1, TR__CONTROL_CHANNEL, TR__FIRST_GROUP), TR_OK);
+    for (int64_t until = tr__now_ns() + 2 * (int64_t)1000000000; tr__now_ns() < until;) {
+        int ready, socket;
+        assert_int_equal(tr__network_step(n, 10, &ready), TR_OK);
+        if ((socket = accept(listener, NULL, NULL)) < 0) continue;
+        char hello[sizeof(tr__hello)];
+        for (int turn = 0; turn < 1000 && recv(socket, hello, 1, MSG_DONTWAIT) != 1; turn++) {
+            assert_int_equal(tr__network_step(n, 1, &ready), TR_OK);
+            usleep(100);
+        }
+        close(socket);
+        asked++;
+    }
+    assert_in_range(asked, 2, 15);
+    assert_int_equal(l.count, 0);
+    close(listener);
+    tr__network_detach(l.group, true);
+}
+
 /* ---- What a neighbour is told -------------------------------------------------------------------------------------- */
 
 /* Rank 1's end of a control connection that rank 0 has with it. */
@@ -301,6 +331,53 @@ static void who_sends_damage_hears_of_it(void **state)
     assert_memory_equal(text, l.reason, strlen(l.reason));
     tr__wire_close(&theirs);
     tr__network_detach(l.group, false);
+}
+
+/* Says more than the socket takes. */
+static void fill(const loss *l, const tr__network_connection *control)
+{
+    const tr__network_frame frame = {.head = {.type = 2, .bytes = 1000}};
+    char text[TR__FRAME_TEXT] = "";
+    for (int said = 0; !control->waits && said < 10000; said++) tr__network_tell_all(l->group, &frame, text);
+    for (int more = 0; more < 20; more++) tr__network_tell_all(l->group, &frame, text);
+    assert_true(control->waits);
+}
+
+/* The same, while there is no room to tell it: it hears why as soon as there is some. */
+static void who_sends_damage_and_does_not_read_hears_of_it_later(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 2; turn++) { /* the socket is full before, or by the reason */
+        loss l = {.last = -1, .reason = "rank 1 sent a damaged message"};
+        tr__network_endpoint *n = endpoint_with(&l);
+        tr__network_connection *control;
+        tr__wire theirs = connect_with_one(n, true, &control);
+        tr__network_frame frame = {.head.type = 2};
+        char text[TR__FRAME_TEXT] = "", damaged[] = "this is no header of a record";
+        if (turn == 0) fill(&l, control);
+        assert_int_equal(send(theirs.socket, damaged, sizeof damaged, 0), sizeof damaged);
+        for (int wait = 0; wait < 1000 && !l.count; wait++) {
+            usleep(1000);
+            pthread_mutex_lock(&n->hearing);
+            tr__network_hear(n, &n->peers[1]);
+            pthread_mutex_unlock(&n->hearing);
+        }
+        assert_int_equal(l.last, 1);
+        if (turn == 1) fill(&l, control);
+        for (int wait = 0; wait < 2000 && frame.head.type != 1; wait++) {
+            if (tr__network_behind(n)) push(n, control); /* as the monitor does */
+            if (!read_message(&theirs, &frame, text)) usleep(1000);
+        }
+        assert_int_equal(frame.head.type, 1);
+        assert_memory_equal(text, l.reason, strlen(l.reason));
+        for (int wait = 0; wait < 2000 && control->waits; wait++) {
+            if (tr__network_behind(n)) push(n, control);
+            if (!read_message(&theirs, &frame, text)) usleep(1000);
+        }
+        assert_false(control->waits);
+        tr__wire_close(&theirs);
+        tr__network_detach(l.group, false);
+    }
 }
 
 /* ---- A path --------------------------------------------------------------------------------------------------------- */
@@ -423,7 +500,9 @@ int main(void)
         cmocka_unit_test(a_neighbourhood_dies_and_others_go_on),
         cmocka_unit_test(a_new_neighbour_that_never_answers_is_gone_with_its_host),
         cmocka_unit_test(a_stopped_neighbour_misses_whole_messages),
+        cmocka_unit_test(a_neighbour_that_refuses_is_asked_less_and_less),
         cmocka_unit_test(who_sends_damage_hears_of_it),
+        cmocka_unit_test(who_sends_damage_and_does_not_read_hears_of_it_later),
         cmocka_unit_test(a_path_between_two_is_lost),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(those_who_stay_hear_that_the_others_left),

@@ -300,7 +300,7 @@ static tr_status send_nonsense(tr_rpc *rpc, int number)
     if (number == 3) frame.type = TR__RPC_TYPES;
     if (number == 4) frame.version++;
     tr__rpc_link *link = &rpc->links[0];
-    tr_status status = link->driver->send(rpc, link, &frame, &w);
+    tr_status status = tr__link_send(rpc, link, &frame, &w);
     tr__rpc_writer_end(&w);
     return status;
 }

@@ -20,7 +20,7 @@ static ssize_t some(size_t bytes)
 
 static ssize_t ring_put(tr__p2p_peer *peer, const struct iovec parts[2])
 {
-    size_t bytes = tr__shm_channel_put(peer->outbound, &peer->read_seen, parts);
+    size_t bytes = tr__shm_channel_put(peer->outbound, &peer->read_seen, parts, 2);
     if (bytes) tr__shm_mail(peer->local->control); /* it copies out while we copy in */
     return some(bytes);
 }

@@ -319,8 +319,6 @@ tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place p
 tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
 tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,
     int timeout_ms);
-/* Shows memory at the beginning of a segment of ours to one peer, for this group only, in a message of that type. */
-tr_status tr__shm_show_to(tr__shm *t, tr__shm_peer *peer, enum tr__shm_message_type type, int purpose, const void *memory);
 /* Finds a peer's control block, which it has told us of, when its memory has come. */
 tr_status tr__shm_find_control(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, tr__shm_control **control);
 /* Around all that uses the peers' mappings. */

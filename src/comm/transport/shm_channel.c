@@ -6,12 +6,24 @@
 #include <string.h>
 #include <unistd.h>
 
+static tr_status show(tr__shm *t, tr__shm_peer *peer, const tr__shm_channel *channel)
+{
+    tr__segment segment;
+    int fd;
+    tr__segment_find(channel, 1, &segment);
+    TR__TRY(tr__endpoint_descriptor(peer->link, &segment, &fd));
+    tr__shm_message message = {.type = TR__SHM_STREAMS, .id = segment.id, .bytes = segment.bytes};
+    TR__TRY(tr__shm_post(t, peer, &message, fd));
+    tr__endpoint_kick(t->endpoint);
+    return TR_OK;
+}
+
 tr_status tr__shm_channel_open(tr__shm *t, tr__shm_peer *peer, tr__shm_channel **channel)
 {
     if (*channel) return TR_OK;
     tr__shm_channel *made = tr_shared_alloc(sizeof *made);
     if (!made) return tr__fail_context(TR_NO_MEMORY, "group '%s': a channel to rank %d", t->group, peer->rank);
-    tr_status status = tr__shm_show_to(t, peer, TR__SHM_STREAMS, 0, made);
+    tr_status status = show(t, peer, made);
     if (status != TR_OK) {
         tr_shared_free(made);
         return status;
@@ -46,12 +58,12 @@ static void copy_in(tr__shm_channel *channel, uint64_t at, const char *from, siz
     memcpy(channel->data, from + first, bytes - first);
 }
 
-static void copy_out(const tr__shm_channel *channel, uint64_t at, char *to, size_t bytes)
+void tr__shm_channel_peek(const tr__shm_channel *channel, uint64_t at, void *to, size_t bytes)
 {
     size_t place = at % TR__SHM_STREAM, until_end = TR__SHM_STREAM - place;
     size_t first = bytes < until_end ? bytes : until_end;
     memcpy(to, channel->data + place, first);
-    memcpy(to + first, channel->data, bytes - first);
+    memcpy((char *)to + first, channel->data, bytes - first);
 }
 
 /* A quarter of the ring at a time, so that both sides copy at once. */
@@ -70,14 +82,18 @@ static size_t room_for(const tr__shm_channel *channel, uint64_t written, size_t 
     return used > TR__SHM_STREAM ? 0 : portion(wanted, TR__SHM_STREAM - used); /* a peer's memory is not trusted */
 }
 
-size_t tr__shm_channel_put(tr__shm_channel *channel, uint64_t *seen, const struct iovec parts[2])
+size_t tr__shm_channel_put(tr__shm_channel *channel, uint64_t *seen, const struct iovec *parts, int count)
 {
     uint64_t written = atomic_load_explicit(&channel->written, memory_order_relaxed);
-    size_t bytes = room_for(channel, written, parts[0].iov_len + parts[1].iov_len, seen);
+    size_t all = 0, at = 0;
+    for (int i = 0; i < count; i++) all += parts[i].iov_len;
+    size_t bytes = room_for(channel, written, all, seen);
     if (!bytes) return 0;
-    size_t first = bytes < parts[0].iov_len ? bytes : parts[0].iov_len;
-    if (first) copy_in(channel, written, parts[0].iov_base, first);
-    if (bytes > first) copy_in(channel, written + first, parts[1].iov_base, bytes - first);
+    for (int i = 0; at < bytes; i++) {
+        size_t some = bytes - at < parts[i].iov_len ? bytes - at : parts[i].iov_len;
+        if (some) copy_in(channel, written + at, parts[i].iov_base, some);
+        at += some;
+    }
     atomic_store(&channel->written, written + bytes);
     return bytes;
 }
@@ -89,7 +105,7 @@ size_t tr__shm_channel_get(tr__shm_channel *channel, void *to, size_t bytes)
     if (there > TR__SHM_STREAM) return 0;
     bytes = portion(bytes, there);
     if (!bytes) return 0;
-    copy_out(channel, read, to, bytes);
+    tr__shm_channel_peek(channel, read, to, bytes);
     atomic_store(&channel->read, read + bytes);
     return bytes;
 }

@@ -11,7 +11,9 @@ enum { TR__SHM_STREAM = 256 << 10 };
 struct tr__shm_channel {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t written; /* bytes since the beginning */
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t read;
-    _Atomic uint32_t opened;                           /* by the peer */
+    _Alignas(TR__CACHE_LINE) _Atomic uint32_t opened;  /* by the peer */
+    _Atomic uint32_t closed;                           /* RPC: the peer reads no more, */
+    _Atomic uint32_t waits;                            /* or is to ring when it has read something */
     _Alignas(TR__CACHE_LINE) char data[TR__SHM_STREAM];
 };
 
@@ -19,7 +21,9 @@ struct tr__shm_channel {
 tr_status tr__shm_channel_open(tr__shm *t, tr__shm_peer *peer, tr__shm_channel **channel);
 /* Moves as many bytes as there are, or as there is room for; returns how many. The parts follow each other; *seen is how
  * far the reader was known to be. */
-size_t tr__shm_channel_put(tr__shm_channel *channel, uint64_t *seen, const struct iovec parts[2]);
+size_t tr__shm_channel_put(tr__shm_channel *channel, uint64_t *seen, const struct iovec *parts, int count);
 size_t tr__shm_channel_get(tr__shm_channel *channel, void *to, size_t bytes);
+/* Bytes that are there, without taking them. */
+void tr__shm_channel_peek(const tr__shm_channel *channel, uint64_t at, void *to, size_t bytes);
 
 #endif

@@ -23,19 +23,6 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     tr__failure_break_quietly(t->failure, &t->on_failure); /* the others see it themselves */
 }
 
-static tr_status shown(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *message, int fd)
-{
-    const tr__raw_events *events = atomic_load(&t->raw);
-    tr__shm_mapping mapping;
-    TR__TRY(tr__shm_mapping_open(peer->link, message->id, message->bytes, fd, &mapping));
-    if (!mapping.memory) return TR_OK;
-    if (events)
-        events->shown(events->user, peer->rank, message->status, &mapping);
-    else
-        tr__shm_mapping_close(&mapping);
-    return TR_OK;
-}
-
 static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message *message)
 {
     if (message->text[0])
@@ -68,9 +55,6 @@ static void heard(void *user, int member, const tr__shm_message *message, int fd
     case TR__SHM_STREAMS:
         if (tr__shm_channel_came(t, peer, message->id, message->bytes, fd) != TR_OK) tr__failure_break(t->failure);
         return; /* fd went along */
-    case TR__SHM_SHOWN:
-        if (shown(t, peer, message, fd) != TR_OK) tr__failure_break(t->failure);
-        return;
     case TR__SHM_BROKEN:
         gave_up(t, peer, message);
         break;
@@ -93,6 +77,8 @@ static void mapped(void *user, int member)
     int waiting = member + 1;
     if (atomic_load(&t->control->stuck.buffer) == waiting)
         atomic_compare_exchange_strong(&t->control->stuck.buffer, &waiting, 0);
+    const tr__raw_events *events = atomic_load(&t->raw);
+    if (events) events->shown(events->user, t->peers[member].rank);
 }
 
 static void gone(void *user, int member)

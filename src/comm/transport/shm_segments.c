@@ -44,19 +44,6 @@ tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_pl
     return TR_OK;
 }
 
-tr_status tr__shm_show_to(tr__shm *t, tr__shm_peer *peer, enum tr__shm_message_type type, int purpose, const void *memory)
-{
-    tr__segment segment;
-    int fd;
-    if (!tr__segment_find(memory, 1, &segment) || segment.memory != memory)
-        return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", t->group, memory, peer->rank);
-    TR__TRY(tr__endpoint_descriptor(peer->link, &segment, &fd));
-    tr__shm_message message = {.type = type, .status = purpose, .id = segment.id, .bytes = segment.bytes};
-    TR__TRY(tr__shm_post(t, peer, &message, fd));
-    tr__endpoint_kick(t->endpoint);
-    return TR_OK;
-}
-
 /* ---- Finding ----------------------------------------------------------------------------------------------------- */
 
 /* Waits until the monitor has mapped the segment. *began: since when the call waits, for this or for anything else; 0:
