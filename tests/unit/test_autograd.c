@@ -293,7 +293,8 @@ static void what_endings_hold_outlives_them(void **state)
     int refs = atomic_load(&held->object.refs);
     tr__backward *backward = tr__backward_new(NULL, false);
     assert_non_null(backward);
-    assert_int_equal(tr__backward_on_end(backward, (tr__backward_callback){.finish = count_end, .cancel = note_giving_up, .user = &e, .held = held}), TR_OK);
+    const tr__backward_callback ending_callback = {.finish = count_end, .cancel = note_giving_up, .user = &e, .held = held};
+    assert_int_equal(tr__backward_on_end(backward, ending_callback), TR_OK);
     assert_int_equal(tr__backward_finish(backward, TR_OK), TR_OK);
     assert_int_equal(atomic_load(&held->object.refs), refs + 1);
     tr__backward_cancel(backward, TR_CANCELLED);
