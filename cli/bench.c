@@ -24,6 +24,10 @@ static int complete_options(void *self)
         tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
         return TR__EXIT_USAGE;
     }
+    if (b->step_in_backward && (b->step_after_backward || b->capture || strncmp(b->device, "cpu", 3) != 0)) {
+        tr__complain(TR__BENCH, "--step-in-backward: it takes the CPU, and neither --step-after-backward nor --capture");
+        return TR__EXIT_USAGE;
+    }
     bool ranks = b->ranks > 1 || getenv("RANK");
     if (b->capture && ranks) {
         tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");

@@ -184,12 +184,13 @@ static int check_memory(tr__train *t, int64_t world)
     double fixed = (t->bf16_state ? 8.0 : 12.0) * (double)t->parameters + rank_bytes + (double)text_bytes;
     const double buckets = world > 1 ? 3 * 25.0 * (1 << 20) / sizeof(float) : 0; /* what ranks average at a time */
     double left = tr__memory_left_gib() * gib, most = 0.95 * left / (double)local, each;
-    bool in_backward, fits;
+    bool whole, fits;
     for (;; windows = (windows + 1) / 2) {
         /* As the trainer chooses. Then there is little of the gradients but the table's, which the head adds to first and the
          * embedding last. */
-        in_backward = t->step_in_backward || (world == 1 && t->clip == 0 && !t->stop_on_spike && windows == share);
-        double gradients = in_backward ? (double)o.vocab * o.dim + buckets : (double)t->parameters;
+        bool in_backward = t->step_in_backward || (world == 1 && t->clip == 0 && !t->stop_on_spike && windows == share);
+        whole = !in_backward || (t->resume && world > 1); /* a first backward of several ranks has all, and its state then, too */
+        double gradients = whole ? (double)t->parameters : (double)o.vocab * o.dim + buckets;
         each = fixed + 4 * gradients + (double)windows * window_bytes;
         fits = each <= most;
         if (fits || windows == 1 || t->micro_batch || t->step_in_backward) break;
@@ -199,7 +200,7 @@ static int check_memory(tr__train *t, int64_t world)
             t,
             "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with %smoments, "
             "activations of %" PRId64 " window%s) take%s %.1f GiB, and %.1f GiB are left: %s a smaller model",
-            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, in_backward ? "" : "gradients and ", windows,
+            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, whole ? "gradients and " : "", windows,
             windows > 1 ? "s" : "", local > 1 ? "" : "s", each * (double)local / gib, left / gib,
             local > 1     ? "take fewer ranks or"
             : windows > 1 ? "take a smaller --micro-batch or"

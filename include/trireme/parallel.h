@@ -34,7 +34,7 @@ typedef struct tr_ddp_options {
  * optimizer steps it, and weight decay moves it. tr_dist_backward() does the same for the gradients of its context.
  * Every .check_every backwards that exchange, parameters and buffers are compared when the gradients have been
  * averaged: TR_MISMATCH from tr_backward() on every rank names the odd ranks and the first tensor, nothing has been
- * stepped, and the group can be used on. One backward at a time, in the same order on all ranks; a rank whose backward
+ * stepped but what steps in backward, and the group can be used on. One backward at a time, in the same order on all ranks; a rank whose backward
  * fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give each of several modules
  * that one backward goes through, and sync batch norms inside them, a group of its own (tr_group_split()) where
  * parameters may take part on some ranks only: over one group the ranks' buckets come in different orders, which is

@@ -97,7 +97,7 @@ static tr_status zero_gaps(const tr__arena *arena, const tr_tensor *whole)
 static tr_status make_gradients(tr__arena *arena)
 {
     TR_SCOPE;
-    tr_tensor *gradients = flat(arena->count, arena->parameters, false);
+    tr_tensor *gradients = flat(arena->count, arena->parameters, arena->shared);
     TR__TRY(tr_status_of(gradients));
     TR__TRY(zero_gaps(arena, gradients));
     arena->gradients = tr_keep(gradients);
@@ -184,7 +184,8 @@ void tr__arena_leave(tr_tensor *t)
 
 tr_status tr__arena_share(tr__arena *arena)
 {
-    if (arena->gradients->storage->kind == TR__SHARED || tr__device_of(arena->gradients).kind != TR_CPU) return TR_OK;
+    arena->shared = tr__device_of(arena->parameters).kind == TR_CPU;
+    if (!arena->shared || arena->gradients->storage->kind == TR__SHARED) return TR_OK;
     TR_SCOPE;
     TR_NO_GRAD;
     tr_tensor *shared = flat(arena->count, arena->parameters, true); /* zero, as all fresh shared memory */

@@ -26,6 +26,7 @@ typedef struct tr__arena {
     tr__object object;
     tr_tensor *parameters; /* [count] */
     tr_tensor *gradients;  /* [count], the same dtype; NULL: no leaf has a place there */
+    bool shared;           /* gradients lie in memory that ranks share */
     int64_t count;         /* elements with gaps */
     int n_slots;
     tr__arena_slot *slots; /* in the order of the list it was built from */

@@ -171,8 +171,9 @@ static tr_status check_parameter(const char *name, const tr_tensor *t)
     const tr__leaf *leaf = t->leaf;
     if (atomic_load(&leaf->optimizers) > 1)
         return tr__fail(TR_STATE, "tr_step_in_backward: another optimizer has \"%s\", too, and would find no gradient", name);
-    if (atomic_load(&leaf->averagers) && !leaf->averager)
-        return tr__fail(TR_UNSUPPORTED, "tr_step_in_backward: \"%s\" is %s", name, tr__device_of(t).kind == TR_CPU ? "in two tr_ddp()s"
+    if (atomic_load(&leaf->averagers) > 1 || (atomic_load(&leaf->averagers) && !leaf->averager))
+        return tr__fail(TR_UNSUPPORTED, "tr_step_in_backward: \"%s\" is %s", name, tr__device_of(t).kind == TR_CPU
+            ? "in two tr_ddp()s, or was in one before that which it is in"
             : "in tr_ddp() on a device: on the CPU ranks can average and use up gradients bucket by bucket");
     if (leaf->has_grad)
         return tr__fail(TR_STATE, "tr_step_in_backward: \"%s\" has a gradient: call tr_zero_grad() before", name);

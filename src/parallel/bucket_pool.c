@@ -13,20 +13,22 @@ static bool better(const tr__pool_block *a, const tr__pool_block *b, int64_t cou
     return x >= count ? x < y : x > y;
 }
 
-tr_tensor *tr__bucket_pool_take(tr__bucket_pool *pool, tr_dtype dtype, int64_t count)
+tr_tensor *tr__bucket_pool_take(tr__bucket_pool *pool, tr_dtype dtype, tr_device device, int64_t count)
 {
     tr__pool_block *best = NULL;
     for (size_t i = 0; i < pool->n; i++) {
         tr__pool_block *b = &pool->blocks[i];
-        if (!b->taken && b->memory->dtype == dtype && better(b, best, count)) best = b;
+        bool fits = b->memory->dtype == dtype && tr_device_equal(tr__device_of(b->memory), device);
+        if (!b->taken && fits && better(b, best, count)) best = b;
     }
     if (!best || tr__numel(best->memory->shape) < count) {
-        if (!tr__grow(&pool->blocks, pool->n, &pool->room, sizeof *pool->blocks)) return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
         if (best) { /* goes before its successor comes: both may not fit */
             tr__unref(best->memory);
             *best = pool->blocks[--pool->n];
         }
-        tr_tensor *memory = tr_empty(TR_SHAPE(count), .dtype = dtype, .shared = true);
+        if (!tr__grow(&pool->blocks, pool->n, &pool->room, sizeof *pool->blocks))
+            return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
+        tr_tensor *memory = tr_empty(TR_SHAPE(count), .dtype = dtype, .device = device, .shared = true);
         if (tr__bad(memory)) return memory;
         best = &pool->blocks[pool->n++];
         *best = (tr__pool_block){.memory = tr_keep(memory)};

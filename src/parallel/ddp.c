@@ -11,18 +11,19 @@
  * the same bits as one that never stopped. The arena stays as it is, as optimizers count on it: parameters that are final one
  * after the other and do not lie side by side are several buckets.
  *
- * Where an optimizer steps in backward, gradients have no place in an arena. A bucket takes memory from a small pool when the first of
- * its gradients is computed, these are written there, and when the ranks have averaged it the optimizer updates its parameters and
- * the memory goes to the next one. Buckets are updated in the order in which they go out, each when no node of the graph reads its
- * parameters any more: so all ranks make the same updates in the same order, whatever their speed. A bucket that would make it
- * more than three buckets' bytes in flight waits for those before it. In the first backward, whose order is not
- * known, gradients are tensors of their own, which its end copies into the buckets one by one.
+ * An optimizer that steps in backward has no arena for gradients. A bucket takes memory from a small pool when the first of its
+ * gradients is computed, these are written there, and when the ranks have averaged it the optimizer updates its parameters and the
+ * memory goes to the next one. Buckets are updated in the order in which they go out, a parameter that a node has yet to read at the
+ * backward's end. A bucket that would make it more than three buckets' bytes in flight waits for those before it, for a while: another
+ * rank may have to wait for this one elsewhere before it sends them. In the first backward, whose order is not known, gradients are
+ * tensors of their own, which its end copies into the buckets one by one.
  *
  * A distributed backward keeps its gradients in its context. They are copied into memory of the bucket's own, reduced there, and
  * put back into the context; what stands at the leaves is not touched.
  *
  * Every so many exchanges replicas are compared, at the end of a backward: all ranks meet there, however many forwards
- * each of them has made, nobody has stepped yet, and rank 0's buffers have just become everybody's.
+ * each of them has made, and rank 0's buffers have just become everybody's. Nobody has stepped yet, or, where an optimizer steps in
+ * backward, everybody has.
  *
  * A rank whose backward fails breaks the group, or the others would wait for its buckets: they get TR_PEER, which names
  * it and the reason.
@@ -88,6 +89,7 @@ typedef struct ddp {
     _Atomic(tr__backward *) running; /* the backward that the counts belong to; NULL: none is under way */
     int next_bucket;       /* the first that has not gone out */
     int ended;             /* those before it have been averaged, and used up where they are to be */
+    bool hurries;          /* a bucket did not come back soon in this backward: no more of it waits for any */
     tr__bucket_pool pool;
 } ddp;
 
@@ -267,7 +269,7 @@ static tr_status use_up(ddp *d, bucket *b)
     return TR_OK;
 }
 
-/* Waits for the oldest bucket that is on its way. */
+/* Ends the oldest bucket that is on its way, when it is averaged. */
 static tr_status end_bucket(ddp *d)
 {
     bucket *b = &d->buckets[d->ended++];
@@ -280,15 +282,29 @@ static tr_status end_bucket(ddp *d)
 
 enum { IN_FLIGHT = 3 }; /* buckets of the usual size that have memory at a time, unless their gradients come in another order */
 
+/* Can the oldest bucket on its way be ended, now or soon? */
+static bool comes_back(ddp *d, bool soon)
+{
+    enum { SOON_MS = 500 };
+    const bucket *b = &d->buckets[d->ended];
+    if (d->ended == d->next_bucket || (b->lent && is_read(d, b))) return false;
+    if (!b->work || tr_work_done(b->work)) return true;
+    if (!soon || d->hurries) return false;
+    TR__KEEP_ERROR; /* the one who ends it tells of its failure */
+    (void)!tr_wait_for(b->work, SOON_MS);
+    d->hurries = !tr_work_done(b->work);
+    return !d->hurries;
+}
+
 static tr_status take_memory(ddp *d, bucket *b)
 {
     double in_flight = bytes_of(b);
-    for (int i = d->ended; i < d->next_bucket; i++) in_flight += bytes_of(&d->buckets[i]);
-    while (d->ended < d->next_bucket && in_flight > IN_FLIGHT * d->bucket_bytes && !is_read(d, &d->buckets[d->ended])) {
-        in_flight -= bytes_of(&d->buckets[d->ended]);
+    for (int i = d->ended; i < d->next_bucket; i++) in_flight += d->buckets[i].lent ? bytes_of(&d->buckets[i]) : 0;
+    while (in_flight > IN_FLIGHT * d->bucket_bytes && comes_back(d, true)) {
+        in_flight -= d->buckets[d->ended].lent ? bytes_of(&d->buckets[d->ended]) : 0;
         TR__TRY(end_bucket(d));
     }
-    tr_tensor *memory = tr__bucket_pool_take(&d->pool, dtype_of(b), b->end - b->begin);
+    tr_tensor *memory = tr__bucket_pool_take(&d->pool, dtype_of(b), tr__device_of(b->arena->parameters), b->end - b->begin);
     TR__TRY(tr_status_of(memory));
     b->lent = memory;
     return TR_OK;
@@ -308,7 +324,8 @@ static tr_status lend(tr__grad_averager *averager)
     return TR_OK;
 }
 
-/* Puts a gradient that is elsewhere, or has not been computed, into its bucket. What is to be used up is from now on there. */
+/* Puts a gradient that is elsewhere, or has not been computed, into its bucket. Afterwards leaf->grad of a parameter that is to be
+ * stepped in backward is its place there. */
 static tr_status bring(const bucket *b, tr_tensor *t)
 {
     TR_SCOPE;
@@ -328,8 +345,9 @@ static tr_status bring(const bucket *b, tr_tensor *t)
 
 /* ---- Going out --------------------------------------------------------------------------------------------------------- */
 
-/* What of a bucket is to be averaged: its range of the arena; where its gradients have no place there, memory of the pool; or, of a
- * detached backward, what the context has of the gradients in the bucket's copy. What took no part counts as a gradient of zero; what is frozen has none, though its place is exchanged. */
+/* What of a bucket is to be averaged: its range of the arena; where its gradients have no place there, memory of the pool; of a
+ * detached backward, the bucket's copy of the context's gradients. What took no part counts as a gradient of zero; what is frozen has
+ * none, though its place is exchanged. */
 static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink, void **from)
 {
     if (!sink && !in_arena(d, b)) {
@@ -430,12 +448,15 @@ static tr_status exchange_rest(ddp *d)
     return tr__buffers_broadcast(&d->buffers, d->group);
 }
 
+/* Are replicas to be compared after the exchange that comes? */
+static bool is_check_due(const ddp *d)
+{
+    return d->check_every && (d->exchanged + 1) % d->check_every == 0;
+}
+
 /* Where they differ all ranks fail alike, and the group is sound. */
 static tr_status compare_replicas(ddp *d, bool *differ)
 {
-    *differ = false;
-    d->exchanged++;
-    if (!d->check_every || d->exchanged % d->check_every) return TR_OK;
     char words[128];
     snprintf(words, sizeof words, "ddp: replicas were alike in backward %" PRId64 " and differ in backward %" PRId64,
         d->agreed, d->exchanged);
@@ -451,21 +472,36 @@ static void break_group(const ddp *d, tr_status status)
     tr__group_give_up(d->group);
 }
 
+static void fail_all(ddp *d, tr_status status)
+{
+    tr__error *why = tr__error_take();
+    break_group(d, status);
+    (void)!wait_all(d);
+    tr__fail_stored(why);
+    tr__error_unref(why);
+}
+
 static tr_status backward_ends(void *user, tr_status status)
 {
     ddp *d = user;
-    bool differ = false;
+    bool compares = is_check_due(d);
     if (status == TR_OK) status = exchange_rest(d);
-    if (status == TR_OK) status = compare_replicas(d, &differ);
-    if (status != TR_OK && !differ) {
-        tr__error *why = tr__error_take();
-        break_group(d, status);
-        (void)!wait_all(d);
-        tr__fail_stored(why);
-        tr__error_unref(why);
-    }
+    if (status == TR_OK) d->exchanged++;
+    else fail_all(d, status);
     for (int i = 0; i < d->n_buckets; i++) give_back(d, &d->buckets[i]);
     d->next_bucket = d->ended = 0;
+    if (status != TR_OK || !compares) atomic_store(&d->running, NULL);
+    return status;
+}
+
+/* After what steps in backward: which parameters a node has yet to read, and are updated last, is not the same on all ranks. */
+static tr_status compare_ends(void *user, tr_status status)
+{
+    ddp *d = user;
+    bool differ = false;
+    if (!atomic_load(&d->running)) return status; /* the exchange has failed */
+    if (status == TR_OK) status = compare_replicas(d, &differ);
+    if (status != TR_OK && !differ) fail_all(d, status);
     atomic_store(&d->running, NULL);
     return status;
 }
@@ -490,6 +526,10 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
         atomic_store(&d->running, NULL);
         return status;
     }
+    if (is_check_due(d))
+        TR__TRY(tr__backward_on_end(backward, (tr__backward_callback){
+            .finish = compare_ends, .cancel = stop_waiting, .user = d, .held = d->self, .last = true}));
+    d->hurries = false;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     d->n_final = 0;
     for (int i = 0; i < d->n_buckets; i++) {
@@ -523,10 +563,7 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     while (d->next_bucket < d->n_buckets - 1 && d->buckets[d->next_bucket].pending == 0)
         TR__TRY(send_bucket(d));
     /* What has come back is used up while the next ones are computed. */
-    for (const bucket *b = &d->buckets[d->ended]; d->ended < d->next_bucket && b->lent && !is_read(d, b); b = &d->buckets[d->ended]) {
-        if (b->work && !tr_work_done(b->work)) break;
-        TR__TRY(end_bucket(d));
-    }
+    while (comes_back(d, false)) TR__TRY(end_bucket(d));
     return TR_OK;
 }
 
@@ -536,7 +573,7 @@ static tr_status take_parameters(ddp *d, tr_module *module)
 {
     tr_tensor_list *list = tr_parameters(module);
     TR__TRY(tr_status_of(list));
-    TR__TRY(tr__gradients_stay("ddp", list, "ranks average gradients after that"));
+    TR__TRY(tr__gradients_stay("ddp", list, "call tr_step_in_backward() after tr_ddp()"));
     TR__TRY(tr__arena_build(list));
     d->params = calloc((size_t)list->count + 1, sizeof *d->params);
     d->order = calloc((size_t)list->count + 1, sizeof *d->order);
@@ -548,8 +585,8 @@ static tr_status take_parameters(ddp *d, tr_module *module)
         while (list->entries[first].tensor->leaf->arena != leaf->leaf->arena) first++;
         const tr__arena_slot *slot = tr__arena_slot_of(leaf);
         int64_t end = slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
-        d->params[d->n_params++] = (param){.averager = {lend}, .ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first, .begin = slot->offset,
-            .end = end};
+        d->params[d->n_params++] = (param){.averager = {lend}, .ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first,
+            .begin = slot->offset, .end = end};
     }
     for (int i = 0; i < list->count; i++) TR__TRY(tr__arena_share(list->entries[i].tensor->leaf->arena));
     return TR_OK;
@@ -638,7 +675,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
         p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
         if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
         bool sole = atomic_fetch_add(&p->leaf->leaf->averagers, 1) == 0 && tr__device_of(p->leaf).kind == TR_CPU;
-        p->leaf->leaf->averager = sole ? &p->averager : NULL;
+        if (sole) p->leaf->leaf->averager = &p->averager;
     }
     if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));

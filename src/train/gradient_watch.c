@@ -178,7 +178,7 @@ static void put_spike(const tr_trainer *t, const tr__origin *origins, double nor
         snprintf(at, room,
                  "; computed again, no rank's own is above %.3g: the gradients were damaged in memory or on the way",
                  w->norm);
-    else if (t->world_size > 1)
+    else if (t->world_size > 1 && !t->in_backward) /* there the averages are all that is left */
         snprintf(
             at, room,
             "; it comes from rank %d, whose own is %.3g (the others': %.3g at most), and there from \"%.200s\" (%.3g)",

@@ -129,6 +129,7 @@ bool tr__trainer_may_differ(const tr_trainer *t, const char *setting)
 {
     const char *names = t->plan.allow_different ? t->plan.allow_different : "", *name;
     size_t length;
+    if (strcmp(setting, "step_in_backward") == 0) return false; /* those that do exchange more */
     while ((name = next_name(&names, &length)))
         if (covers(name, length, setting)) return true;
     return false;

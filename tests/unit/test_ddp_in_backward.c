@@ -6,6 +6,7 @@
 #include "comm_ranks.h"
 
 #include "autograd/arena.h"
+#include "parallel/bucket_pool.h"
 
 #include <trireme/trireme.h>
 
@@ -29,6 +30,7 @@ typedef struct variant {
     int rule;
     double bucket_mb;
     bool retain;
+    int device; /* cpu:… */
 } variant;
 
 static tr_module *make_net(shape s)
@@ -64,7 +66,7 @@ static tr_tensor *loss_of(const training *t, const rank *r, shape s, int step)
         tr_tensor *ids = tr_cast(tr_affine(tr_rand(sample, TR_SHAPE(3, SEQ)), VOCAB - 1, 0), TR_I32);
         return tr_cross_entropy(tr_forward(t->ddp, ids), ids);
     }
-    tr_tensor *x = tr_randn(sample, TR_SHAPE(5, 32));
+    tr_tensor *x = tr_to(tr_randn(sample, TR_SHAPE(5, 32)), tr__device_of(tr_list_at(tr_parameters(t->net), 0)));
     if (s == DEEP) return mean_square(tr_forward(t->ddp, x));
     tr_module *c = tr_module_find(t->net, "c");
     TR_CHECK(tr_freeze(c, step % 2));
@@ -76,6 +78,7 @@ static tr_tensor *loss_of(const training *t, const rank *r, shape s, int step)
 static tr_status begin(training *t, const rank *r, const variant *v)
 {
     t->net = make_net(v->net);
+    TR__TRY(tr_module_to(t->net, tr_cpu(v->device)));
     t->optimizer = make_optimizer(tr_parameters(t->net), v->rule);
     t->ddp = tr_ddp(t->net, r->group, .bucket_mb = v->bucket_mb, .check_every = 2);
     return tr_status_of(t->ddp);
@@ -127,6 +130,7 @@ static void train_both_ways(rank *r)
     OK(take_step(&after, r, v, STEPS));
     OK(take_step(&in, r, v, STEPS));
     CHECK(gradients_of(&in) > 0);
+    CHECK(tr_list_at(tr_parameters(in.net), 0)->leaf->arena->gradients->storage->kind == TR__SHARED);
     tr_zero_grad(in.optimizer);
     OK(tr_step_in_backward(in.optimizer, true));
     OK(take_step(&after, r, v, STEPS + 1));
@@ -138,8 +142,8 @@ static void train_both_ways(rank *r)
 static void it_changes_no_bit(void **state)
 {
     (void)state;
-    const variant all[] = {{TIED, 0, 0.002, false}, {TIED, 1, 25, false}, {DEEP, 1, 0.02, false}, {DEEP, 2, 1e-9, false},
-        {DEEP, 0, 0.02, true}, {PARTIAL, 1, 0.02, false}};
+    const variant all[] = {{TIED, 0, 0.002, false, 0}, {TIED, 1, 25, false, 0}, {DEEP, 1, 0.02, false, 1}, {DEEP, 2, 1e-9, false, 0},
+        {DEEP, 0, 0.02, true, 0}, {PARTIAL, 1, 0.02, false, 0}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (int world = 2; world <= 3; world++) run(world, train_both_ways, &all[i]);
 }
@@ -167,9 +171,9 @@ static tr_status note(tr_tensor *leaf, tr_tensor *grad, void *user)
 static void count_memory(rank *r)
 {
     TR_SCOPE;
-    const variant v = {DEEP, 1, 0.02, false}; /* a bucket for every two layers of 16 KiB */
+    const variant v = {DEEP, 1, 0.02, false, 0}; /* a bucket for every two layers of 16 KiB */
     training t;
-    seen before = {0}, in = {0}, *now = &before;
+    seen before = {0}, in = {0};
     OK(begin(&t, r, &v));
     tr_tensor_list *list = tr_parameters(t.net);
     double all = 0;
@@ -179,7 +183,7 @@ static void count_memory(rank *r)
         CHECK(tr_grad_hook_add(tr_list_at(list, i), note, &before) >= 0);
     }
     OK(take_step(&t, r, &v, 2));
-    CHECK(now->n == 1 && now->bytes >= all);
+    CHECK(before.n == 1 && before.bytes >= all);
     for (int i = 0; i < tr_list_count(list); i++) CHECK(tr_grad_hook_add(tr_list_at(list, i), note, &in) >= 0);
     tr_zero_grad(t.optimizer);
     OK(tr_step_in_backward(t.optimizer, true));
@@ -198,6 +202,26 @@ static void gradients_share_the_memory_of_a_few_buckets(void **state)
     run(2, count_memory, NULL);
 }
 
+/* A block that is too small is replaced while the list of blocks is full. */
+static void a_pool_replaces_small_blocks(void **state)
+{
+    (void)state;
+    tr__bucket_pool pool = {0};
+    tr_tensor *small = tr__bucket_pool_take(&pool, TR_F32, tr_cpu(0), 8);
+    assert_int_equal(tr_status_of(small), TR_OK);
+    while (pool.n < pool.room) assert_int_equal(tr_status_of(tr__bucket_pool_take(&pool, TR_F32, tr_cpu(0), 16)), TR_OK);
+    size_t full = pool.n;
+    tr__bucket_pool_give(&pool, small);
+    tr_tensor *large = tr__bucket_pool_take(&pool, TR_F32, tr_cpu(0), 1000);
+    assert_int_equal(tr_numel(large), 1000);
+    assert_int_equal(pool.n, full);
+    tr__bucket_pool_give(&pool, large);
+    assert_ptr_equal(tr__bucket_pool_take(&pool, TR_F32, tr_cpu(0), 900), large);
+    tr_tensor *elsewhere = tr__bucket_pool_take(&pool, TR_F32, tr_cpu(1), 1);
+    assert_int_equal(tr__device_of(elsewhere).index, 1);
+    tr__bucket_pool_free(&pool);
+}
+
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 static tr_status give_up(tr_tensor *leaf, tr_tensor *grad, void *user)
@@ -209,7 +233,7 @@ static tr_status give_up(tr_tensor *leaf, tr_tensor *grad, void *user)
 static void fail_on_rank_1(rank *r)
 {
     TR_SCOPE;
-    const variant v = {DEEP, 1, 0.02, false};
+    const variant v = {DEEP, 1, 0.02, false, 0};
     training t;
     bool gives_up = false;
     OK(begin(&t, r, &v));
@@ -237,7 +261,7 @@ static void a_backward_that_fails_fails_everywhere(void **state)
 static void refuse(rank *r)
 {
     TR_SCOPE;
-    const variant v = {DEEP, 0, 1, false};
+    const variant v = {DEEP, 0, 1, false, 0};
     training t;
     OK(begin(&t, r, &v));
     OK(tr_step_in_backward(t.optimizer, true));
@@ -263,9 +287,11 @@ static void what_cannot_be_is_refused(void **state)
 
 int main(void)
 {
+    setenv("TRIREME_CPU_DEVICES", "2", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_changes_no_bit),
         cmocka_unit_test(gradients_share_the_memory_of_a_few_buckets),
+        cmocka_unit_test(a_pool_replaces_small_blocks),
         cmocka_unit_test(a_backward_that_fails_fails_everywhere),
         cmocka_unit_test(what_cannot_be_is_refused),
     };
