@@ -354,21 +354,26 @@ tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__endpoint_record *rec
     return died(r, &records[rank]);
 }
 
-/* In place of what an earlier try to join may have left there. */
+/* Puts a rank and its cookie in place of what is there. The store gets little time: who tells waits for somebody, too. */
+static tr_status put(tr__rendezvous *r, const char *key, int rank, const char *cookie)
+{
+    char text[16 + TR__COOKIE_TEXT];
+    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", rank, cookie), bytes;
+    void *held = NULL, *now = NULL;
+    tr_status status = tr__store_compare_set(r->member->store, key, NULL, 0, text, length, WITHDRAW_MS, &held, &bytes);
+    if (status == TR_OK && held && strcmp(held, text) != 0)
+        status = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
+    free(held);
+    free(now);
+    return status;
+}
+
 static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record *record)
 {
     TR__KEEP_ERROR; /* without the store they find out at the deadline */
-    char key[KEY], text[16 + TR__COOKIE_TEXT];
-    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", record->rank, record->cookie), bytes;
-    void *held = NULL, *now = NULL;
-    tr_status told = tr__store_compare_set(r->member->store, news_key(r, what, key), NULL, 0, text, length, WITHDRAW_MS, &held,
-        &bytes);
-    if (told == TR_OK && held && strcmp(held, text) != 0)
-        told = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
-    if (record->rank == r->dead) told = mark_used(r, WITHDRAW_MS); /* its record stays, and nobody is to wait for it again */
-    (void)told;
-    free(held);
-    free(now);
+    char key[KEY];
+    (void)!put(r, news_key(r, what, key), record->rank, record->cookie);
+    if (record->rank == r->dead) (void)!mark_used(r, WITHDRAW_MS); /* its record stays, and nobody is to wait for it again */
 }
 
 /* The record of the rank that others have reported as `what`, if it still stands and is not of a later try to join. Notes whether
@@ -444,13 +449,13 @@ static tr_status find_reason(tr__rendezvous *r, const tr__endpoint_record *recor
 /* Whom this rank waits for, for those who wait for it. */
 static void say_late(tr__rendezvous *r, const tr__endpoint_record *records, int rank)
 {
-    char key[KEY], text[16 + TR__COOKIE_TEXT];
+    char key[KEY];
     int own = r->member->rank;
-    if (rank == r->said) return;
+    if (rank == r->said || tr__now_ns() < r->silent_until) return;
     snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, own);
-    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", rank, records[own].cookie);
     TR__KEEP_ERROR; /* without the store they find out less */
-    if (tr_store_set(r->member->store, key, text, length) == TR_OK) r->said = rank;
+    if (put(r, key, rank, records[own].cookie) == TR_OK) r->said = rank;
+    else r->silent_until = tr__now_ns() + SILENT_MS * (int64_t)1000000;
 }
 
 void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *records, int rank)
@@ -481,7 +486,7 @@ static tr_status find_late(tr__rendezvous *r, const tr__endpoint_record *records
     say_late(r, records, rank);
     for (int hops = 0, next; hops < r->member->world_size; hops++, rank = next) {
         next = late_of(r, &records[rank]);
-        if (next < 0 || next == own) break;
+        if (next < 0 || next == own || next == r->late) break;
     }
     if (rank == r->late) return TR_OK;
     r->late = rank;

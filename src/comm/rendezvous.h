@@ -71,8 +71,8 @@ tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *record
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine);
 /* To be called when all ranks are connected, before anybody is told so: marks the generation as used. */
 tr_status tr__rendezvous_use(tr__rendezvous *r);
-/* To be called while ranks are waited for, with the first: says so from half of the time on, as others may have begun to wait, and
- * will give up, earlier than this one. */
+/* To be called while ranks are waited for, with the first, and with -1 when all have come. From half of the time on the others are
+ * told: those that began to wait earlier give up earlier than this one, and ask whom it waits for. */
 void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *records, int rank);
 /* The record of one rank, into its place among those of all. */
 tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records);

@@ -35,7 +35,7 @@ enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, T
 /* A message between endpoints; sockets keep messages apart. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
-    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure */
+    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure; SEGMENT: 1: groups do without it */
     uint64_t group;               /* that it is for */
     uint64_t id, bytes;           /* of a segment */
     char cookie[TR__COOKIE_TEXT]; /* HELLO: the receiver's */
@@ -217,7 +217,7 @@ void tr__endpoint_monitor_stop(tr__endpoint *e);
 /* ---- endpoint_memory.c ------------------------------------------------------------------------------------------- */
 
 /* Shows a segment of ours to those of some peers that do not know it yet. */
-tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count);
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed);
 /* Listens for our own segments being freed. */
 void tr__endpoint_watch(tr__endpoint *e);
 void tr__endpoint_forget(tr__endpoint *e);

@@ -66,9 +66,9 @@ tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segme
     return tr__fail_errno(TR_IO, errno, "no descriptor to share memory with rank %d (pid %ld)", peer->rank, peer->pid);
 }
 
-tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count)
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed)
 {
-    const tr__shm_message message = {.type = TR__SHM_SEGMENT, .id = segment->id, .bytes = segment->bytes};
+    const tr__shm_message message = {.type = TR__SHM_SEGMENT, .status = !needed, .id = segment->id, .bytes = segment->bytes};
     bool any = false;
     for (int i = 0; i < count; i++) {
         bool fresh;

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "net/endpoint.h"
 
@@ -120,6 +121,10 @@ static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int 
     case TR__SHM_SEGMENT:
     case TR__SHM_BLOCKS:
         status = tr__endpoint_mapped(e, peer, message, fd);
+        if (status != TR_OK && message->status) {
+            tr__log(TR_LOG_WARN, "group '%s': %s", e->name, tr_error_message());
+            return;
+        }
         pthread_mutex_lock(&e->hearing);
         tell_groups(e, peer, status);
         pthread_mutex_unlock(&e->hearing);

@@ -67,6 +67,7 @@ static tr__shared_block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size
         free_block(b);
         return NULL;
     }
+    tr__segment_close(b->memory); /* nobody else is shown it */
     atomic_store(busy_flag(b), 1);
     pthread_mutex_lock(&link->blocks.lock);
     b->next = link->blocks.first;
@@ -95,9 +96,10 @@ void tr__blocks_trim(tr__rpc_link *link)
 {
     int64_t since = tr__now_ns() - IDLE_MS * (int64_t)1000000;
     tr__shared_block *idle = NULL;
+    bool gone = atomic_load(&link->gone); /* then nobody gives one back */
     pthread_mutex_lock(&link->blocks.lock);
     for (tr__shared_block **at = &link->blocks.first, *b; (b = *at);) {
-        if (atomic_load(busy_flag(b)) || b->used > since) {
+        if ((atomic_load(busy_flag(b)) && !gone) || b->used > since) {
             at = &b->next;
             continue;
         }

@@ -27,7 +27,7 @@
 enum {
     FINISH_MS = 5000,
     CUT_MS = 500,
-    SHOW_MS = 10000, /* for which a block may be late behind the message that is in it */
+    SHOW_MS = 10000, /* how long a block may come after the message that names it */
     IOV_MOST = 64,
     COMES = EPOLLIN | EPOLLRDHUP,
 };
@@ -48,8 +48,9 @@ struct tr__rpc_stream {
     atomic_bool ready;     /* epoll says that there is something, */
     atomic_bool closes;    /* and that the stream ends behind it */
     /* To this host: */
-    tr__shm_channel *out, *in; /* ours, and theirs, */
-    tr__rpc_bell *bell;        /* and where we ring, which lie in: */
+    tr__shm_channel *out;  /* this worker's ring */
+    tr__shm_channel *in;   /* the other's, in `ring` */
+    tr__rpc_bell *bell;    /* the other's, in `page` */
     tr__shm_mapping ring, page;
     uint64_t seen;         /* how far the worker has read, as was known last */
     uint64_t at, until;    /* how far we have read, and there is to read */
@@ -57,9 +58,11 @@ struct tr__rpc_stream {
     _Atomic int64_t stalled_since;
 
     _Atomic int64_t ended; /* when the stream ended; 0: not yet */
+    atomic_bool broken;    /* what comes makes no sense: it is read no more */
     atomic_bool awaits_room; /* for what did not go out: we are to be told */
     _Alignas(TR__CACHE_LINE) pthread_mutex_t lock; /* for what goes out; with TLS for what comes in, too */
     chunk *first, **last;
+    bool cut;              /* a message went out in part: nothing may follow */
     /* What is coming in; under the agent's `reading`. */
     stage stage;
     tr__rpc_frame frame;
@@ -127,6 +130,7 @@ static ssize_t receive_from_ring(tr__rpc_stream *f, void *to, size_t want)
 static ssize_t offer(tr__rpc_stream *f, const struct iovec *parts, int count)
 {
     ssize_t sent;
+    if (f->cut) return -1;
     if (!f->wire) return offer_to_ring(f, parts, count);
     do sent = tr__wire_send(f->wire, parts, count < IOV_MOST ? count : IOV_MOST);
     while (sent < 0 && errno == EINTR);
@@ -200,7 +204,7 @@ static bool queue_bytes(tr__rpc_stream *f, const void *bytes, size_t count)
     return true;
 }
 
-/* Under the lock: sends what it can of the parts and queues the rest. False: no memory. */
+/* Under the lock: sends what it can of the parts and queues the rest. False: no memory; the stream is cut. */
 static bool send_parts(tr__rpc_stream *f, struct iovec *parts, int count)
 {
     ssize_t sent = 1;
@@ -212,8 +216,9 @@ static bool send_parts(tr__rpc_stream *f, struct iovec *parts, int count)
         parts[at].iov_len -= (size_t)sent;
     }
     for (; at < count && sent >= 0; at++)
-        if (parts[at].iov_len && !queue_bytes(f, parts[at].iov_base, parts[at].iov_len)) return false;
-    return true;
+        if (parts[at].iov_len && !queue_bytes(f, parts[at].iov_base, parts[at].iov_len)) f->cut = true;
+    while (f->cut && f->first) drop_first(f);
+    return !f->cut;
 }
 
 enum { FEW = 4 };
@@ -333,6 +338,7 @@ bool tr__link_waiting(const tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
     if (!f || atomic_load_explicit(&link->ending, memory_order_relaxed) >= TR__RPC_DAMAGED) return false;
+    if (atomic_load_explicit(&f->broken, memory_order_relaxed)) return false;
     if (f->wire) return atomic_load(&f->ready);
     if (!f->in) return false;
     if (atomic_load_explicit(&f->awaits_room, memory_order_relaxed) && has_room(f->out)) return true;
@@ -452,6 +458,13 @@ static progress go_on(tr_rpc *rpc, tr__rpc_link *link)
     return DONE;
 }
 
+/* Of one that has ended already, that stays the reason. */
+static void give_up_reading(tr_rpc *rpc, tr__rpc_link *link, tr__rpc_ending reason)
+{
+    atomic_store(&link->stream->broken, true);
+    tr__rpc_lose(rpc, link->worker, reason);
+}
+
 static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
@@ -461,7 +474,7 @@ static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
         ssize_t got = f->got < want ? receive(f, place + f->got, want - f->got) : 0;
         if (got < 0 && errno != EBADMSG && errno != EPROTO && tr__wire_would_block()) return;
         if (got < 0 && (errno == EBADMSG || errno == EPROTO)) {
-            tr__rpc_lose(rpc, link->worker, errno == EBADMSG ? TR__RPC_CORRUPT : TR__RPC_DAMAGED);
+            give_up_reading(rpc, link, errno == EBADMSG ? TR__RPC_CORRUPT : TR__RPC_DAMAGED);
             return;
         }
         if (got < 0 || (got == 0 && f->got < want)) {
@@ -471,7 +484,7 @@ static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
         }
         f->got += (size_t)got;
         progress p = f->got == want ? go_on(rpc, link) : DONE;
-        if (p == BROKEN) tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
+        if (p == BROKEN) give_up_reading(rpc, link, TR__RPC_DAMAGED);
         if (p != DONE) return;
     } while (!is_drained(f));
 }
@@ -479,6 +492,7 @@ static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
 void tr__link_read(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
+    if (atomic_load(&f->broken)) return;
     if (f->wire) {
         atomic_store(&f->ready, false);
         read_stream(rpc, link);

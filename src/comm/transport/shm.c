@@ -200,6 +200,7 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record 
     tr_status status = tr__shm_await(t, &joining, TR__SHM_DONE, t->steps, -1);
     if (status == TR_TIMEOUT) meeting->late = meeting->said;
     if (status != TR_OK) return tr__failure_break(t->failure);
+    if (meeting->said >= 0) tr__rendezvous_waits_for(meeting, records, -1);
     tr__endpoint_agree(t->endpoint);
     return TR_OK;
 }

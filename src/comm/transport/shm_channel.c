@@ -77,7 +77,7 @@ static size_t portion(size_t wanted, uint64_t possible)
 /* Bytes that there is room for. Where the reader is, is looked up only when it matters: its line is in its cache. */
 static size_t room_for(const tr__shm_channel *channel, uint64_t written, size_t wanted, uint64_t *seen)
 {
-    if (TR__SHM_STREAM - (written - *seen) < wanted) *seen = atomic_load(&channel->read);
+    if (written - *seen > TR__SHM_STREAM || TR__SHM_STREAM - (written - *seen) < wanted) *seen = atomic_load(&channel->read);
     uint64_t used = written - *seen;
     return used > TR__SHM_STREAM ? 0 : portion(wanted, TR__SHM_STREAM - used); /* a peer's memory is not trusted */
 }

@@ -144,6 +144,7 @@ static tr_status meet_all(joining *j)
         j->looked = now;
         TR__TRY(check_missing(j));
     }
+    if (j->meeting->said >= 0) tr__rendezvous_waits_for(j->meeting, j->records, -1);
     return TR_OK;
 }
 
