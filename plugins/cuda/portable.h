@@ -10,6 +10,7 @@
 #define TR_CUDA_PORTABLE_H
 
 #ifndef TR_CUDA_EMULATED
+#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -35,9 +36,12 @@ inline void *tr_library_find(void *library, const char *function) { return dlsym
 /*
  * TR_LAUNCH(kernel, grid, block, shared, stream, arguments...) is a cudaError_t. The arguments are converted to the types of
  * the kernel's parameters; `shared` is in bytes. A template's name stands in parentheses: TR_LAUNCH((scale<float, 4>), …).
+ * TR_LAUNCH_COOPERATIVE makes all blocks resident at once, so that the kernel may call tr_grid_sync().
  */
 #define TR_LAUNCH(kernel, grid, block, shared, stream, ...) \
-    tr_launch(#kernel, kernel, grid, block, shared, stream, ##__VA_ARGS__)
+    tr_launch(#kernel, false, kernel, grid, block, shared, stream, ##__VA_ARGS__)
+#define TR_LAUNCH_COOPERATIVE(kernel, grid, block, shared, stream, ...) \
+    tr_launch(#kernel, true, kernel, grid, block, shared, stream, ##__VA_ARGS__)
 
 /* TR_DYNAMIC_SHARED(float, tile); declares float *tile, the block's dynamic shared memory, aligned to 128 bytes. */
 #ifdef TR_CUDA_EMULATED
@@ -48,14 +52,18 @@ inline void *tr_library_find(void *library, const char *function) { return dlsym
     type *name = reinterpret_cast<type *>(tr_dynamic_shared_bytes)
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t tr_launch(const char *, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-    Arguments &&...arguments)
+cudaError_t tr_launch(const char *, bool cooperative, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+    cudaStream_t stream, Arguments &&...arguments)
 {
     return [&](Parameters... values) {
         void *addresses[] = {const_cast<void *>(static_cast<const void *>(&values))..., nullptr};
-        return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, block, addresses, shared, stream);
+        const void *function = reinterpret_cast<const void *>(kernel);
+        return cooperative ? cudaLaunchCooperativeKernel(function, grid, block, addresses, shared, stream)
+                           : cudaLaunchKernel(function, grid, block, addresses, shared, stream);
     }(static_cast<Arguments &&>(arguments)...);
 }
+
+__device__ inline void tr_grid_sync() { cooperative_groups::this_grid().sync(); }
 #endif
 
 /* 2^x to some 22 bits by one instruction; results below 2^-126 are 0. */

@@ -1,6 +1,6 @@
 /*
- * CUDA's language for g++, as far as the plug-in's kernels use it: qualifiers, indices, barriers, warp operations and
- * an atomic, so that .cu files run on the CPU. emulator.cc runs blocks; runtime.h is the runtime, cudart.cc its double.
+ * CUDA's language for g++: qualifiers, indices, barriers, warp operations and atomics, so that a .cu
+ * file runs on the CPU. emulator.cc runs the blocks; runtime.h declares the runtime, whose double is cudart.cc.
  *
  * A block runs on one thread of the host. Its threads run one after another, in an order that the seed decides, each
  * until it has to wait for others; so whatever a missing barrier lets happen early does happen early. Errors name
@@ -10,7 +10,7 @@
  *
  * Stricter than a card: a thread must not return before a barrier that others reach, all threads of a barrier or a
  * warp operation are at the same line, the 16-bit types convert explicitly. What it cannot show: speed, memory
- * fences, occupancy, waits of one block for another.
+ * fences, occupancy, waits of one block for another outside cooperative launches.
  */
 #ifndef TR_TEST_CUDA_EMULATOR_H
 #define TR_TEST_CUDA_EMULATOR_H
@@ -61,6 +61,7 @@ struct kernel_launch {
     const char *kernel;
     dim3 grid, block;
     size_t shared;
+    bool cooperative;
     const void *function;
     std::function<void()> body; /* one thread of the grid */
 };
@@ -73,8 +74,9 @@ void watch_faults();
 void set_seed(uint64_t seed);
 uint64_t random();
 
-/* A barrier of the block. */
-void barrier(site at);
+/* Barriers of the block; what its threads passed is combined. */
+enum class combine { none, count, all, any, grid };
+int barrier(combine how, int value, site at);
 
 /* A warp operation: `slot` is the lane's part of it. The last lane of the mask to arrive computes for all; the slots of
  * lanes that take no part are NULL. */
@@ -103,38 +105,76 @@ void *library_find(void *library, const char *function);
 #define gridDim (tr_emulator::here.grid_dim)
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t tr_launch(const char *name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+cudaError_t tr_launch(const char *name, bool cooperative, void (*kernel)(Parameters...), dim3 grid, dim3 block,
     size_t shared, cudaStream_t stream, Arguments &&...arguments)
 {
     std::tuple<std::remove_cv_t<Parameters>...> values(static_cast<Arguments &&>(arguments)...);
-    return tr_emulator::launch({name, grid, block, shared, reinterpret_cast<const void *>(kernel),
+    return tr_emulator::launch({name, grid, block, shared, cooperative, reinterpret_cast<const void *>(kernel),
         [kernel, values] { std::apply(kernel, values); }}, stream);
 }
 
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */
 
-inline void __syncthreads(TR_SITE) { tr_emulator::barrier(at); }
+inline void __syncthreads(TR_SITE) { tr_emulator::barrier(tr_emulator::combine::none, 0, at); }
+inline int __syncthreads_count(int p, TR_SITE) { return tr_emulator::barrier(tr_emulator::combine::count, p, at); }
+inline int __syncthreads_and(int p, TR_SITE) { return tr_emulator::barrier(tr_emulator::combine::all, p, at); }
+inline int __syncthreads_or(int p, TR_SITE) { return tr_emulator::barrier(tr_emulator::combine::any, p, at); }
+inline void tr_grid_sync(TR_SITE) { tr_emulator::barrier(tr_emulator::combine::grid, 0, at); }
 inline void __trap(TR_SITE) { tr_emulator::trap("__trap()", at); }
 
 /* ---- Warp operations --------------------------------------------------------------------------------------------- */
 
 namespace tr_emulator {
 
+/* Each lane gives a value and gets what RESULT, which has no state, makes of those of all lanes (NULL: it takes no part)
+ * and its own number. */
+template <typename T, typename RESULT>
+auto exchange(const char *name, unsigned mask, const T &value, site at, RESULT result)
+{
+    const T *none[32] = {};
+    struct part { T given; decltype(result(none, 0u)) gets; } mine = {value, {}};
+    warp_operation(name, [](void *const slots[32]) {
+        const T *given[32];
+        for (unsigned i = 0; i < 32; i++) given[i] = slots[i] ? &static_cast<part *>(slots[i])->given : nullptr;
+        for (unsigned i = 0; i < 32; i++)
+            if (slots[i]) static_cast<part *>(slots[i])->gets = RESULT{}(given, i);
+    }, mask, &mine, at);
+    return mine.gets;
+}
+
 /* What is read from a lane that takes no part is undefined on a card; here all its bits are ones, NaN. */
 template <typename T>
 T shuffle(const char *name, unsigned mask, T value, unsigned source, site at)
 {
     static_assert(std::is_trivially_copyable<T>::value, "a shuffle moves bits");
-    struct part { T given; unsigned source; T gets; } mine = {value, source, value};
-    warp_operation(name, [](void *const slots[32]) {
-        for (unsigned i = 0; i < 32; i++) {
-            auto *to = static_cast<part *>(slots[i]);
-            const auto *from = to ? static_cast<const part *>(slots[to->source]) : nullptr;
-            if (from) to->gets = from->given;
-            else if (to) memset(static_cast<void *>(&to->gets), 0xff, sizeof to->gets);
-        }
-    }, mask, &mine, at);
-    return mine.gets;
+    struct request { T value; unsigned source; };
+    return exchange(name, mask, request{value, source}, at, [](const request *const *given, unsigned lane) {
+        const request *from = given[given[lane]->source];
+        T bits;
+        if (!from) memset(static_cast<void *>(&bits), 0xff, sizeof bits);
+        return from ? from->value : bits;
+    });
+}
+
+/* The lanes that give the same value as this one. */
+template <typename T>
+unsigned same(const char *name, unsigned mask, T value, site at)
+{
+    return exchange(name, mask, value, at, [](const T *const *given, unsigned lane) {
+        unsigned set = 0;
+        for (unsigned i = 0; i < 32; i++) set |= (given[i] && *given[i] == *given[lane] ? 1u : 0u) << i;
+        return set;
+    });
+}
+
+/* The lanes that pass true. */
+inline unsigned ballot(const char *name, unsigned mask, int p, site at)
+{
+    return exchange(name, mask, p != 0, at, [](const bool *const *given, unsigned) {
+        unsigned set = 0;
+        for (unsigned i = 0; i < 32; i++) set |= (given[i] && *given[i] ? 1u : 0u) << i;
+        return set;
+    });
 }
 
 void load_matrices(unsigned *r, int count, bool transposed, const void *row, TR_SITE);
@@ -178,7 +218,22 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, TR_SITE)
     return tr_emulator::shuffle("__shfl_sync", mask, value, first | (static_cast<unsigned>(source) & last), at);
 }
 
-/* Gives the lane its own value where the other one would lie outside the segment. */
+/* These three give the lane its own value where the other one would lie outside the segment. */
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, TR_SITE)
+{
+    const unsigned lane = tr_emulator::lane(), place = lane & static_cast<unsigned>(width - 1);
+    return tr_emulator::shuffle("__shfl_up_sync", mask, value, place < delta ? lane : lane - delta, at);
+}
+
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, TR_SITE)
+{
+    const unsigned lane = tr_emulator::lane(), place = lane & static_cast<unsigned>(width - 1);
+    const bool inside = place + delta < static_cast<unsigned>(width);
+    return tr_emulator::shuffle("__shfl_down_sync", mask, value, inside ? lane + delta : lane, at);
+}
+
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, TR_SITE)
 {
@@ -192,13 +247,61 @@ inline void __syncwarp(unsigned mask = ~0u, TR_SITE)
     tr_emulator::warp_operation("__syncwarp", [](void *const[32]) {}, mask, nullptr, at);
 }
 
+template <typename T>
+unsigned __match_any_sync(unsigned mask, T v, TR_SITE) { return tr_emulator::same("__match_any_sync", mask, v, at); }
+inline unsigned __ballot_sync(unsigned mask, int p, TR_SITE)
+{
+    return tr_emulator::ballot("__ballot_sync", mask, p, at);
+}
+inline int __any_sync(unsigned mask, int p, TR_SITE) { return tr_emulator::ballot("__any_sync", mask, p, at) != 0; }
+inline int __all_sync(unsigned mask, int p, TR_SITE) { return tr_emulator::ballot("__all_sync", mask, !p, at) == 0; }
+
 /* ---- Atomics: real ones, for kernels of several host threads may share memory ------------------------------------ */
+
+namespace tr_emulator {
+
+template <typename T, typename F>
+T atomic_update(T *at, F next)
+{
+    typedef std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>> word;
+    static_assert(sizeof(T) == sizeof(word), "atomics are of 2, 4 and 8 bytes");
+    auto *cell = reinterpret_cast<word __attribute__((may_alias)) *>(at);
+    word old = __atomic_load_n(cell, __ATOMIC_SEQ_CST);
+    while (!__atomic_compare_exchange_n(cell, &old, tr_bits<word>(next(tr_bits<T>(old))), false, __ATOMIC_SEQ_CST,
+        __ATOMIC_SEQ_CST)) continue;
+    return tr_bits<T>(old);
+}
+
+} /* namespace tr_emulator */
+
+#define TR_ATOMIC(name, expression)                                                                               \
+    template <typename T>                                                                                         \
+    T name(T *at, std::common_type_t<T> value)                                                                    \
+    {                                                                                                             \
+        return tr_emulator::atomic_update(at, [value](T old) { return static_cast<T>(expression); });             \
+    }
+TR_ATOMIC(atomicAdd, old + value)
+TR_ATOMIC(atomicMin, value < old ? value : old)
+TR_ATOMIC(atomicMax, old < value ? value : old)
+TR_ATOMIC(atomicOr, old | value)
+TR_ATOMIC(atomicExch, ((void)old, value))
+TR_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
+#undef TR_ATOMIC
 
 template <typename T>
 T atomicCAS(T *at, std::common_type_t<T> expected, std::common_type_t<T> value)
 {
-    __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    return expected;
+    return tr_emulator::atomic_update(at, [=](T old) { return old == expected ? value : old; });
+}
+
+inline __half atomicAdd(__half *at, __half v)
+{
+    return tr_emulator::atomic_update(at, [v](__half old) { return __half(float(old) + float(v)); });
+}
+inline __half2 atomicAdd(__half2 *at, __half2 v) { return {atomicAdd(&at->x, v.x), atomicAdd(&at->y, v.y)}; }
+inline __nv_bfloat16 atomicAdd(__nv_bfloat16 *at, __nv_bfloat16 v)
+{
+    return tr_emulator::atomic_update(at, [v](__nv_bfloat16 old) { return __nv_bfloat16(float(old) + float(v)); });
 }
 
 #endif

@@ -259,6 +259,9 @@ cudaError_t tr_emulator::launch(const kernel_launch &launch, cudaStream_t stream
             return cudaErrorInvalidConfiguration;
         if (launch.shared > std::max(+SHARED_USUAL, most == state().dynamic_shared.end() ? 0 : most->second))
             return cudaErrorInvalidValue;
+        const uint64_t resident = std::min({THREADS_PER_PROCESSOR / threads,
+            (SHARED_MOST + 1024) / (launch.shared + 1024), uint64_t(32)});
+        if (launch.cooperative && blocks > resident * PROCESSORS) return cudaErrorCooperativeLaunchTooLarge;
         return put(held, s, {launch.kernel, [launch] { return run_kernel(launch); }});
     });
 }

@@ -166,7 +166,7 @@ cudaError_t refuse_while_capturing();
 void describe_failure(const std::string &text);
 
 /* Of the double's device. */
-enum : size_t { SHARED_USUAL = 48 << 10, SHARED_MOST = 227 << 10 };
+enum : size_t { SHARED_USUAL = 48 << 10, SHARED_MOST = 227 << 10, PROCESSORS = 4, THREADS_PER_PROCESSOR = 2048 };
 
 /* ---- Memory (cudart_memory.cc), with the lock held ---------------------------------------------------------------- */
 

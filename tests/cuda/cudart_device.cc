@@ -34,7 +34,7 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
     if (call_fails("cudaGetDeviceProperties") || !is_device(device)) return note(cudaErrorInvalidDevice);
-    *p = {"Emulated GPU", memory_limit(), 9, 0, 4, 1024};
+    *p = {"Emulated GPU", memory_limit(), 9, 0, PROCESSORS, 1024};
     return cudaSuccess;
 }
 

@@ -8,11 +8,13 @@
 #include "fiber.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <signal.h>
 #include <stdarg.h>
+#include <thread>
 #include <ucontext.h>
 #include <vector>
 
@@ -50,7 +52,9 @@ struct thread_state {
     fiber *on;              /* its stack, from its first step to its end */
     const char *waits_in;   /* the operation that it is in, NULL while it can go on */
     site at;
-    warp_function *compute; /* its warp operation; NULL: a barrier */
+    combine how;            /* its barrier, and what it brings there */
+    int value;
+    warp_function *compute; /* or its warp operation */
     unsigned mask;
     void *slot;
     std::vector<async_copy> copies;
@@ -70,8 +74,11 @@ static uint3 index_in(const dim3 &size, size_t i)
 
 static bool same_line(const site &a, const site &b) { return a.line == b.line && a.file == b.file; }
 
+struct grid_meeting;
+
 struct block_run {
     const kernel_launch &launch;
+    grid_meeting *meeting; /* of the blocks of a cooperative launch, else NULL */
     uint64_t state;        /* of this block's random numbers */
     std::vector<thread_state> threads;
     std::vector<warp_state> warps;
@@ -80,11 +87,12 @@ struct block_run {
     unsigned rotation = 0;            /* which lane is the first */
     thread_state *running = nullptr;  /* the thread that runs; NULL: none */
     fiber own;                        /* the stack of the host's thread */
+    int combined = 0;                 /* what the last barrier made of the values */
     std::unique_ptr<void, void (*)(void *)> shared{nullptr, free};
     char error[1024] = "";
 
-    block_run(const kernel_launch &l, uint64_t s)
-        : launch(l), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
+    block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
+        : launch(l), meeting(m), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
           order(warps.size())
     {
         std::iota(order.begin(), order.end(), 0u);
@@ -282,6 +290,8 @@ void block_run::shuffle_order()
     turn = 0;
 }
 
+static bool meet(block_run &b);
+
 /* No thread can go on: all have ended, or all wait at one barrier, or the kernel is wrong. */
 bool block_run::release()
 {
@@ -306,6 +316,12 @@ bool block_run::release()
         complain("deadlock: %s for lanes that never come: %s", tell(*in_operation).at, tell(other).at);
         return false;
     }
+    const combine how = threads[0].how;
+    const auto number = std::count_if(threads.begin(), threads.end(), [](const thread_state &t) { return t.value; });
+    combined = how == combine::all   ? number == static_cast<long>(threads.size())
+               : how == combine::any ? number > 0
+                                     : static_cast<int>(number);
+    if (how == combine::grid && !meet(*this)) return false;
     for (warp_state &w : warps) {
         w.ready = w.exist;
         w.at_barrier = 0;
@@ -409,13 +425,17 @@ void block_run::wait(const char *in, site at)
     s.waits_in = nullptr;
 }
 
-void barrier(site at)
+int barrier(combine how, int value, site at)
 {
     block_run &b = *current;
     thread_state &s = *b.running;
+    if (how == combine::grid && !b.meeting) trap("tr_grid_sync() in a launch that is not cooperative", at);
+    s.how = how;
+    s.value = value;
     s.compute = nullptr;
     b.warp_of(s).at_barrier |= 1u << lane_of(s);
-    b.wait("__syncthreads()", at);
+    b.wait(how == combine::grid ? "tr_grid_sync()" : "__syncthreads()", at);
+    return b.combined;
 }
 
 /* ---- Warp operations --------------------------------------------------------------------------------------------- */
@@ -513,17 +533,97 @@ void copy_wait(int left)
     t.copies.erase(first, last);
 }
 
-std::string run(const kernel_launch &launch)
+/* ---- Grids ------------------------------------------------------------------------------------------------------- */
+
+/* Blocks of a cooperative launch, a thread of the host each; one of them runs at a time, and the seed says which is
+ * next. */
+struct grid_meeting {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::vector<int> able, met; /* blocks that can go on; that are at tr_grid_sync() */
+    int running = -1;
+    size_t blocks;
+    uint64_t state = random();
+    std::string error;
+
+    explicit grid_meeting(size_t n) : able(n), blocks(n) { std::iota(able.begin(), able.end(), 0); }
+
+    /* With the lock held: the running block stops, and another one goes on. */
+    void pass()
+    {
+        if (met.size() == blocks) able.swap(met);
+        if (able.empty() && !met.empty()) {
+            if (error.empty()) error = "deadlock: some blocks wait in tr_grid_sync(), the others have ended";
+            able.swap(met);
+        }
+        running = -1;
+        if (!able.empty()) {
+            const size_t i = mix(state += GOLDEN) % able.size();
+            running = able[i];
+            able.erase(able.begin() + static_cast<ptrdiff_t>(i));
+        }
+        changed.notify_all();
+    }
+    void wait_for_turn(std::unique_lock<std::mutex> &held, int block)
+    {
+        changed.wait(held, [&] { return running == block; });
+    }
+};
+
+/* All threads of this block are at tr_grid_sync(). */
+static bool meet(block_run &b)
 {
-    const size_t blocks = static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
-    watch_faults();
-    block_run b(launch, random());
+    grid_meeting &m = *b.meeting;
+    std::unique_lock<std::mutex> held(m.lock);
+    const int me = m.running;
+    m.met.push_back(me);
+    m.pass();
+    m.wait_for_turn(held, me);
+    if (!m.error.empty()) b.complain("%s", m.error.c_str());
+    return m.error.empty();
+}
+
+static std::string run_together(const kernel_launch &launch, size_t blocks)
+{
+    grid_meeting m(blocks);
+    std::vector<std::thread> hosts;
+    for (size_t i = 0; i < blocks; i++)
+        hosts.emplace_back([&m, &launch, i, state = random()] {
+            watch_faults();
+            block_run b(launch, &m, state);
+            std::unique_lock<std::mutex> held(m.lock);
+            m.wait_for_turn(held, static_cast<int>(i));
+            held.unlock();
+            current = &b;
+            b.run(index_in(launch.grid, i));
+            current = nullptr;
+            held.lock();
+            if (m.error.empty()) m.error = b.error;
+            m.pass();
+        });
+    std::unique_lock<std::mutex> held(m.lock);
+    m.pass();
+    held.unlock();
+    for (std::thread &host : hosts) host.join();
+    return m.error;
+}
+
+static std::string run_in_turn(const kernel_launch &launch, size_t blocks)
+{
+    block_run b(launch, nullptr, random());
     size_t stride = b.draw() % blocks | 1, at = b.draw() % blocks; /* at += stride visits every block */
     while (std::gcd(stride, blocks) != 1) stride += 2;
     current = &b;
     for (size_t i = 0; i < blocks && b.run(index_in(launch.grid, at)); i++) at = (at + stride) % blocks;
     current = nullptr;
     return b.error;
+}
+
+std::string run(const kernel_launch &launch)
+{
+    const size_t blocks = static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
+    watch_faults();
+    return launch.cooperative ? run_together(launch, blocks) : run_in_turn(launch, blocks);
 }
 
 } /* namespace tr_emulator */

@@ -20,7 +20,7 @@
     ERROR(ErrorLaunchTimeout, 702) ERROR(ErrorPeerAccessAlreadyEnabled, 704) ERROR(ErrorAssert, 710)                \
     ERROR(ErrorHardwareStackError, 714) ERROR(ErrorIllegalInstruction, 715) ERROR(ErrorMisalignedAddress, 716)      \
     ERROR(ErrorInvalidAddressSpace, 717) ERROR(ErrorInvalidPc, 718) ERROR(ErrorLaunchFailure, 719)                  \
-    ERROR(ErrorNotSupported, 801)                                        \
+    ERROR(ErrorCooperativeLaunchTooLarge, 720) ERROR(ErrorNotSupported, 801)                                        \
     ERROR(ErrorStreamCaptureUnsupported, 900) ERROR(ErrorStreamCaptureInvalidated, 901)                             \
     ERROR(ErrorStreamCaptureUnmatched, 903) ERROR(ErrorStreamCaptureUnjoined, 904) ERROR(ErrorUnknown, 999)
 enum cudaError {

@@ -113,7 +113,7 @@ __global__ static void outside_mask(float *out) { out[threadIdx.x] = __shfl_sync
 __global__ static void different_operations(float *out)
 {
     if (threadIdx.x < 7) out[threadIdx.x] = __shfl_xor_sync(~0u, 1.0f, 2);
-    else out[threadIdx.x] = __shfl_sync(~0u, 1.0f, 2);
+    else out[threadIdx.x] = __shfl_down_sync(~0u, 1.0f, 2);
 }
 
 __global__ static void circle() { __syncwarp(threadIdx.x == 0 ? 3u : threadIdx.x == 1 ? 6u : 5u); }
@@ -131,12 +131,25 @@ static void test_warp_operations_that_not_all_reach(void **)
     assert_failure({"a lane outside its mask: thread (0,0,0) waits in __shfl_sync, mask 0x0000fffe, at ",
         "test_faults.cu:"});
     assert_cuda(TR_LAUNCH(different_operations, 1, 32, 0, nullptr, out.data));
-    assert_failure({"lanes in different warp operations: ", "__shfl_xor_sync", "__shfl_sync", "test_faults.cu:"});
+    assert_failure({"lanes in different warp operations: ", "__shfl_xor_sync", "__shfl_down_sync", "test_faults.cu:"});
     assert_cuda(TR_LAUNCH(circle, 1, 3, 0, nullptr));
     assert_failure({"kernel circle, block (0,0,0): deadlock: thread (", "waits in __syncwarp, mask 0x"});
     assert_cuda(TR_LAUNCH(barrier_for_some_lanes, 1, 32, 0, nullptr));
     assert_failure({"divergent barrier: thread (4,0,0) waits in __syncthreads()",
         "waits in __syncwarp, mask 0xffffffff"});
+}
+
+__global__ static void some_blocks_meet()
+{
+    if (blockIdx.x != 1) tr_grid_sync();
+}
+
+static void test_grid_barrier_that_not_all_reach(void **)
+{
+    assert_cuda(TR_LAUNCH_COOPERATIVE(some_blocks_meet, 3, 32, 0, nullptr));
+    assert_failure({"deadlock: some blocks wait in tr_grid_sync(), the others have ended"});
+    assert_cuda(TR_LAUNCH(some_blocks_meet, 3, 32, 0, nullptr));
+    assert_failure({"tr_grid_sync() in a launch that is not cooperative at ", "test_faults.cu:"});
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -337,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_removed_warp_barrier_gives_a_wrong_result),
         cmocka_unit_test(test_divergent_barrier),
         cmocka_unit_test(test_warp_operations_that_not_all_reach),
+        cmocka_unit_test(test_grid_barrier_that_not_all_reach),
         cmocka_unit_test(test_off_by_one_in_a_grid),
         cmocka_unit_test(test_access_to_what_is_not_the_devices),
         cmocka_unit_test(test_stack_that_is_too_small),

@@ -55,7 +55,7 @@ static void test_every_thread_runs_once(void **)
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */
 
 /* Rotates n values through shared memory, a place a round. */
-__global__ static void rotate(int *values, int rounds)
+__global__ static void rotate(int *values, int rounds, int *votes)
 {
     TR_DYNAMIC_SHARED(int, shared);
     __shared__ int first;
@@ -69,6 +69,9 @@ __global__ static void rotate(int *values, int rounds)
         __syncthreads();
     }
     values[threadIdx.x] = value;
+    const int count = __syncthreads_count(value % 3 == 0), all = __syncthreads_and(value >= 0),
+        any = __syncthreads_or(value < 0);
+    if (threadIdx.x == 0) votes[0] = count, votes[1] = all, votes[2] = any;
 }
 
 static void test_barriers(void **)
@@ -76,10 +79,13 @@ static void test_barriers(void **)
     for (int n : {1, 31, 64, 1000}) {
         std::vector<int> start(static_cast<size_t>(n));
         for (int i = 0; i < n; i++) start[static_cast<size_t>(i)] = i;
-        device_array<int> values(start);
-        assert_cuda(TR_LAUNCH(rotate, 1, n, n * sizeof(int), nullptr, values.data, 7));
-        const std::vector<int> got = values.read();
+        device_array<int> values(start), votes(3);
+        assert_cuda(TR_LAUNCH(rotate, 1, n, n * sizeof(int), nullptr, values.data, 7, votes.data));
+        const std::vector<int> got = values.read(), voted = votes.read();
         for (int i = 0; i < n; i++) assert_int_equal(got[static_cast<size_t>(i)], (i + 7) % n);
+        assert_int_equal(voted[0], (n + 2) / 3);
+        assert_int_equal(voted[1], 1);
+        assert_int_equal(voted[2], 0);
     }
 }
 
@@ -102,7 +108,7 @@ static void test_shared_memory_holds_nan(void **)
 
 /* ---- Warps ------------------------------------------------------------------------------------------------------- */
 
-enum { RESULTS = 8 };
+enum { RESULTS = 16 };
 
 __global__ static void ask_warp(unsigned *out)
 {
@@ -110,13 +116,21 @@ __global__ static void ask_warp(unsigned *out)
     unsigned *r = out + i * RESULTS;
     *r++ = __shfl_sync(~0u, i, 5);
     *r++ = __shfl_sync(~0u, i, 3, 8);
+    *r++ = __shfl_up_sync(~0u, i, 3);
+    *r++ = __shfl_up_sync(~0u, i, 3, 8);
+    *r++ = __shfl_down_sync(~0u, i, 4);
+    *r++ = __shfl_down_sync(~0u, i, 4, 16);
     *r++ = __shfl_xor_sync(~0u, i, 9);
     *r++ = __shfl_xor_sync(~0u, i, 9, 8);
+    *r++ = __ballot_sync(~0u, lane % 3 == 0);
+    *r++ = static_cast<unsigned>(__any_sync(~0u, lane == 7) + 2 * __any_sync(~0u, lane == 99));
+    *r++ = static_cast<unsigned>(__all_sync(~0u, lane < 32) + 2 * __all_sync(~0u, lane));
+    *r++ = __match_any_sync(~0u, lane / 10);
     /* Halves of the warp on ways of their own. */
-    if (lane % 2) *r++ = __shfl_sync(odd, lane, 7);
-    else *r++ = __shfl_sync(odd, lane, 4) + 1000;
+    if (lane % 2) *r++ = __ballot_sync(odd, lane < 4);
+    else *r++ = __ballot_sync(odd, lane < 4) + 1000;
     __syncwarp();
-    *r++ = __shfl_xor_sync(odd, lane, 2);
+    *r++ = __ballot_sync(odd, 1);
     *r++ = static_cast<unsigned>(__double_as_longlong(__shfl_sync(~0u, 1.5 * lane, 3)) >> 32);
     *r++ = __half_as_ushort(__shfl_sync(~0u, __half(static_cast<float>(lane)), 2));
 }
@@ -128,11 +142,14 @@ static void test_warp_operations(void **)
     const std::vector<unsigned> got = out.read();
     for (unsigned i = 0; i < 64; i++) {
         const unsigned lane = i % 32, base = i - lane, eight = i & ~7u;
+        const unsigned tens = lane < 10 ? 0x3ffu : lane < 20 ? 0xffc00u : lane < 30 ? 0x3ff00000u : 0xc0000000u;
         const double shuffled = 4.5;
         unsigned long long bits;
         memcpy(&bits, &shuffled, sizeof bits);
-        const unsigned expected[RESULTS] = {base + 5, eight + 3, base + (lane ^ 9),
-            (lane ^ 9) < (lane | 7) + 1 ? base + (lane ^ 9) : i, lane % 2 ? 7u : 1004u, lane ^ 2,
+        const unsigned expected[RESULTS] = {base + 5, eight + 3, lane < 3 ? i : i - 3, lane % 8 < 3 ? i : i - 3,
+            lane < 28 ? i + 4 : i, lane % 16 < 12 ? i + 4 : i, base + (lane ^ 9),
+            (lane ^ 9) < (lane | 7) + 1 ? base + (lane ^ 9) : i,
+            0x49249249u, 1, 1, tens, lane % 2 ? 10u : 1005u, lane % 2 ? 0xaaaaaaaau : 0x55555555u,
             static_cast<unsigned>(bits >> 32), 0x4000};
         for (unsigned k = 0; k < RESULTS; k++)
             if (got[i * RESULTS + k] != expected[k])
@@ -143,7 +160,7 @@ static void test_warp_operations(void **)
 #ifdef TR_CUDA_EMULATED
 __global__ static void read_absent_lane(float *out)
 {
-    if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, 1.0f, static_cast<int>(threadIdx.x) + 8);
+    if (threadIdx.x < 16) out[threadIdx.x] = __shfl_down_sync(0xffffu, 1.0f, 8);
 }
 
 static void test_lane_that_takes_no_part_gives_nan(void **)
@@ -158,7 +175,7 @@ static void test_lane_that_takes_no_part_gives_nan(void **)
 __global__ static void lanes_that_end(int *out)
 {
     if (threadIdx.x >= 20) return;
-    out[threadIdx.x] = __shfl_xor_sync(~0u, static_cast<int>(threadIdx.x), 1);
+    out[threadIdx.x] = static_cast<int>(__ballot_sync(~0u, 1));
 }
 
 /* CUDA asks only lanes that have not ended. */
@@ -166,24 +183,54 @@ static void test_lanes_that_ended_are_not_waited_for(void **)
 {
     device_array<int> out(20);
     assert_cuda(TR_LAUNCH(lanes_that_end, 1, 32, 0, nullptr, out.data));
-    const std::vector<int> got = out.read();
-    for (int i = 0; i < 20; i++) assert_int_equal(got[static_cast<size_t>(i)], i ^ 1);
+    for (int lanes : out.read()) assert_int_equal(lanes, 0xfffff);
 }
 
 /* ---- Atomics ----------------------------------------------------------------------------------------------------- */
 
-__global__ static void first_comes(int *first, int *count)
+struct totals {
+    int add, least, most, exchanged, cas;
+    unsigned bits, wraps;
+    float f;
+    double d;
+    unsigned long long wide;
+    __half2 pair;
+    __nv_bfloat16 b;
+};
+
+__global__ static void count_up(totals *t)
 {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (atomicCAS(first, -1, i) == -1) ++*count;
+    atomicAdd(&t->add, i);
+    atomicMin(&t->least, i);
+    atomicMax(&t->most, i);
+    atomicExch(&t->exchanged, 7);
+    atomicCAS(&t->cas, i, i + 1); /* moves on when threads come in order only */
+    atomicOr(&t->bits, 1u << i % 32);
+    atomicInc(&t->wraps, 9);
+    atomicAdd(&t->f, 0.5f);
+    atomicAdd(&t->d, 0.25);
+    atomicAdd(&t->wide, 1ull << 40);
+    atomicAdd(&t->pair, __half2{__half(1.0f), __half(2.0f)});
+    atomicAdd(&t->b, __nv_bfloat16(1.0f));
 }
 
 static void test_atomics(void **)
 {
-    device_array<int> first(std::vector<int>{-1}), count(std::vector<int>{0});
-    assert_cuda(TR_LAUNCH(first_comes, 2, 64, 0, nullptr, first.data, count.data));
-    assert_in_range(first.read()[0], 0, 127);
-    assert_int_equal(count.read()[0], 1);
+    totals zero = {};
+    zero.least = 1000;
+    device_array<totals> t(std::vector<totals>{zero});
+    assert_cuda(TR_LAUNCH(count_up, 2, 64, 0, nullptr, t.data));
+    const totals got = t.read()[0];
+    assert_int_equal(got.add, 128 * 127 / 2);
+    assert_int_equal(got.least, 0);
+    assert_int_equal(got.most, 127);
+    assert_int_equal(got.exchanged, 7);
+    assert_in_range(got.cas, 1, 128);
+    assert_int_equal(got.bits, ~0u);
+    assert_int_equal(got.wraps, 8);
+    assert_true(got.f == 64.0f && got.d == 32.0 && got.wide == 128ull << 40);
+    assert_true(float(got.pair.x) == 128.0f && float(got.pair.y) == 256.0f && float(got.b) == 128.0f);
 }
 
 /* ---- Matrix instructions and asynchronous copies ----------------------------------------------------------------- */
@@ -265,12 +312,37 @@ static void test_asynchronous_copy_comes_with_its_wait(void **)
 }
 #endif
 
+/* ---- Cooperative launches ---------------------------------------------------------------------------------------- */
+
+__global__ static void sum_of_all(int *out, int *sums)
+{
+    __shared__ int mine;
+    if (threadIdx.x == 0) mine = static_cast<int>(blockIdx.x) + 1;
+    __syncthreads();
+    if (threadIdx.x == 1) out[blockIdx.x] = mine;
+    tr_grid_sync();
+    int sum = 0;
+    for (unsigned i = 0; i < gridDim.x; i++) sum += out[i];
+    tr_grid_sync();
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum * 100 + mine;
+}
+
+static void test_cooperative_launch(void **)
+{
+    device_array<int> out(20), sums(20);
+    assert_cuda(TR_LAUNCH_COOPERATIVE(sum_of_all, 20, 64, 0, nullptr, out.data, sums.data));
+    const std::vector<int> got = sums.read();
+    for (int i = 0; i < 20; i++) assert_int_equal(got[static_cast<size_t>(i)], 21000 + i + 1);
+    assert_int_equal(TR_LAUNCH_COOPERATIVE(sum_of_all, 1000, 64, 0, nullptr, out.data, sums.data),
+        cudaErrorCooperativeLaunchTooLarge);
+}
+
 #ifdef TR_CUDA_EMULATED
 /* ---- Orders ------------------------------------------------------------------------------------------------------ */
 
 __global__ static void take_number(int *next, int *order)
 {
-    order[blockIdx.x * blockDim.x + threadIdx.x] = (*next)++;
+    order[blockIdx.x * blockDim.x + threadIdx.x] = atomicAdd(next, 1);
 }
 
 static std::vector<int> order_of(uint64_t seed)
@@ -300,6 +372,7 @@ int main(void)
         cmocka_unit_test(test_lanes_that_ended_are_not_waited_for),
         cmocka_unit_test(test_atomics),
         cmocka_unit_test(test_matrix_instructions),
+        cmocka_unit_test(test_cooperative_launch),
 #ifdef TR_CUDA_EMULATED
         cmocka_unit_test(test_shared_memory_holds_nan),
         cmocka_unit_test(test_lane_that_takes_no_part_gives_nan),

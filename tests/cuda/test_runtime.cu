@@ -291,6 +291,9 @@ static void test_launches_that_no_device_takes(void **)
     assert_cuda(TR_LAUNCH(nothing, 1, 32, 49 << 10, nullptr));
     assert_int_equal(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10),
         cudaErrorInvalidValue);
+    /* Two blocks of 1024 threads are resident on each of the four processors. */
+    assert_cuda(TR_LAUNCH_COOPERATIVE(nothing, 8, 1024, 0, nullptr));
+    assert_int_equal(TR_LAUNCH_COOPERATIVE(nothing, 9, 1024, 0, nullptr), cudaErrorCooperativeLaunchTooLarge);
     assert_cuda(cudaDeviceSynchronize());
     (void)cudaGetLastError();
 }
