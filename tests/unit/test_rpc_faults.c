@@ -13,6 +13,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -337,6 +340,55 @@ static void what_is_no_message_ends_that_link_alone(void **state)
     run_job_in(&(setting){.hosts = far}, 5, meet_nonsense, NULL);
 }
 
+/* Worker 0 is stopped while worker 1 writes nonsense and dies: it then hears of both at once. Worker 0's threads sleep afterwards. */
+typedef enum moment { BEFORE, STOPPED, DEAD } moment;
+static _Atomic int *now; /* a moment, which both and the test share */
+
+static tr_status write_nonsense_and_die(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    atomic_fetch_add(&r->post->turns, 1);
+    while (atomic_load(now) != (r->number ? STOPPED : DEAD)) usleep(1000);
+    if (r->number) {
+        (void)!send_nonsense(rpc, 1);
+        raise(SIGKILL);
+    }
+    usleep(300000);
+    clock_t before = clock();
+    usleep(700000);
+    CHECK(clock() - before < CLOCKS_PER_SEC / 5);
+    tr_status status;
+    while ((status = call(rpc, 1)) == TR_OK) continue;
+    CHECK(status == TR_FORMAT || status == TR_PEER);
+    return TR_OK;
+}
+
+static void nobody_waits_for_the_rest_of_nonsense(void **state)
+{
+    (void)state;
+    now = mmap(NULL, sizeof *now, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(now != MAP_FAILED);
+    for (int turn = 0; turn < 3; turn++) {
+        job j;
+        siginfo_t ended;
+        atomic_store(now, BEFORE);
+        start_job(&j, 2, write_nonsense_and_die, NULL);
+        for (int i = 0; i < 2; i++) await_turns(&j, i, 1);
+        assert_int_equal(kill(j.ranks[0].pid, SIGSTOP), 0);
+        atomic_store(now, STOPPED);
+        assert_int_equal(waitid(P_PID, (id_t)j.ranks[1].pid, &ended, WEXITED | WNOWAIT), 0);
+        atomic_store(now, DEAD);
+        assert_int_equal(kill(j.ranks[0].pid, SIGCONT), 0);
+        reap(&j, 0);
+        if (j.posts[0].status != TR_OK) fail_msg("%s", j.posts[0].text);
+        finish(&j);
+    }
+    munmap((void *)now, sizeof *now);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -347,6 +399,7 @@ int main(void)
         cmocka_unit_test(who_works_is_waited_for),
         cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
+        cmocka_unit_test(nobody_waits_for_the_rest_of_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
