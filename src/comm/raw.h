@@ -17,7 +17,8 @@ typedef struct tr__raw_events {
     void *user;
     /* Memory that another rank has shown can be held now. */
     void (*shown)(void *user, int rank);
-    /* It has died, or has left. More than once, maybe. What one that has died has shown goes right after, unless it is in use. */
+    /* It has died, or has left. More than once, maybe. A dead rank's memory is unmapped after this call, unless
+     * tr__raw_use() is in effect. */
     void (*gone)(void *user, int rank, bool left);
 } tr__raw_events;
 

@@ -234,7 +234,7 @@ void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id
 /* Under the lock: a mapping that a thread which has been busy since a version may use; NULL: none of that number. */
 const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint64_t id, uint64_t since);
 /* Makes the caller a holder of a mapping that is to be used for longer than a call, whatever its owner does; it ends that by
- * tr__shm_mapping_close(). Waits until then (a time of tr__now_ns()) for the segment to come; false: it has not. */
+ * tr__shm_mapping_close(). Waits for the segment to come until a time of tr__now_ns(), 0: not at all; false: it has not. */
 bool tr__endpoint_hold(tr__endpoint *e, int peer, uint64_t id, int64_t until, tr__shm_mapping *mapping);
 
 /* ---- endpoint_cross.c -------------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /*
  * Which memory the peers have shown each other. Where a buffer lies in a shared segment, the peers of a group get the segment's
  * descriptor over their sockets once, whichever group needs it first; from then on a segment's number and an offset are enough.
- * A segment that its owner frees is unmapped everywhere, but never under a thread that may use it.
+ * A segment that its owner frees is unmapped everywhere, but never under a thread that may use it, and not while it is held.
  */
 #define _GNU_SOURCE
 #include "net/endpoint.h"

@@ -98,7 +98,9 @@ typedef struct tr__network_connection {
     uint64_t at;      /* place of the next message of n->news to be sent */
     struct tr__news *begun; /* one that has been sent in part, NULL: none; it stays until it has gone, */
     size_t part;      /* and how many of its bytes have */
-    bool reads, waits, cut; /* for what comes; for room in the socket; for nothing any more */
+    bool reads;       /* epoll tells of what comes, */
+    bool waits;       /* and of room in the socket */
+    bool cut;         /* it is at its end */
     bool fresh;       /* what came with its hello may lie here, where epoll does not see it */
     uint32_t marked, passed; /* how many for all it has been asked about (MARK), and has confirmed to have heard */
 } tr__network_connection;

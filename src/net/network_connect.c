@@ -24,7 +24,7 @@
 
 enum {
     RETRY_MS = 5,    /* after a refusal: a record of an earlier try to join, */
-    PAUSES_MOST = 7, /* by which the time to a neighbour's next refusal doubles, */
+    PAUSES_MOST = 7, /* how often the pause before a neighbour that refuses is asked again doubles, */
     REACH_MS = 100,  /* and while there is no way to a rank's host: its link may come back; or no descriptor here */
     HELD_MS = 1,     /* between two looks at whether a group knows its members */
     TRY_MS = 10000,  /* to connect and begin: what was lost on the way would be sent again later still */
@@ -289,6 +289,15 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
     return connect_later(n, a, errno);
 }
 
+/* The other end takes the connection for made, and to try again would look like this rank's end there. Under TLS nobody can have
+ * changed it; while joining both have other ways to find out. */
+static bool is_damaged(const tr__network_endpoint *n, const tr__attempt *a)
+{
+    const tr__hello *hello = &a->hello;
+    bool strange = a->got >= 8 && (hello->magic != TR__NETWORK_MAGIC || hello->version != TR__NETWORK_VERSION);
+    return !n->key && !n->joining && (strange || (a->got == sizeof *hello && hello->sum != sum_of(hello)));
+}
+
 /* Something happened on a connection of ours. *done: it is there. */
 static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
 {
@@ -308,6 +317,10 @@ static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
     }
     int heard = hear_hello(n, a);
     if (heard == 0) return TR_OK;
+    if (heard < 0 && is_damaged(n, a)) {
+        a->error = EBADMSG;
+        return tr__fail(TR_FORMAT, "group '%s': rank %d sent a damaged message, as the first of a connection", n->name, a->rank);
+    }
     bool right = heard == 1 && a->hello.rank == a->rank && a->hello.channel == (int)a->channel && a->hello.group == a->group;
     if (!right) return refused(n, a);
     *done = true;

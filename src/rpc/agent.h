@@ -13,8 +13,8 @@
  *   rref.c        references; rref_state.h counts them
  *   drain.c       the end: when is nothing under way any more?
  *
- * Locks, in the order in which they may be taken: `reading`, then one of the others; none of those within another. Nothing
- * is sent, and no function or callback of a program's runs, under a lock.
+ * Locks, in the order in which they may be taken: `reading`, then a stream's or another one; within these only the
+ * endpoint's. No function or callback of a program's runs under a lock.
  */
 #ifndef TR_RPC_AGENT_H
 #define TR_RPC_AGENT_H
@@ -103,11 +103,11 @@ void tr__inbound_free(tr__rpc_inbound *m);
 /* ---- Links ------------------------------------------------------------------------------------------------------- */
 
 typedef struct tr__rpc_stream tr__rpc_stream; /* link.c */
-typedef struct tr__shared_block tr__shared_block;   /* blocks.c */
+typedef struct tr__rpc_shared_block tr__rpc_shared_block;   /* blocks.c */
 
 typedef struct tr__rpc_blocks { /* that we have made for a worker */
     pthread_mutex_t lock;
-    tr__shared_block *first;
+    tr__rpc_shared_block *first;
 } tr__rpc_blocks;
 
 typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
@@ -331,15 +331,16 @@ int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
-/* Where a piece lies: in a block (this many bytes behind its head); 0: in the stream, behind those that were named before. */
+/* Where a piece lies. segment: the block, whose data begin TR__RPC_BLOCK_HEAD bytes in; 0: the data follow in the stream. */
 typedef struct tr__rpc_place {
     uint64_t segment, bytes;
 } tr__rpc_place;
 
-/* To a worker of this host: before others know of the agent; when the group can show memory; when the worker has shown its own,
- * and said where. */
+/* To a worker of this host, one after the other. Before others know of the agent: */
 tr_status tr__link_make_ring(tr__rpc_link *link);
+/* When the group can show memory: */
 tr_status tr__link_show_ring(tr_rpc *rpc, tr__rpc_link *link);
+/* When the worker has shown its ring, and said which page leads to it: */
 tr_status tr__link_find_ring(tr_rpc *rpc, tr__rpc_link *link, uint64_t page);
 /* To one of another host, over a wire that lasts longer than the link. */
 tr_status tr__link_connect(tr_rpc *rpc, tr__rpc_link *link, tr__wire *wire);
@@ -369,9 +370,9 @@ typedef struct tr__rpc_block_head { /* the first TR__RPC_BLOCK_HEAD bytes of a b
 } tr__rpc_block_head;
 
 /* Memory for a piece of so many bytes, which is the receiver's from when it is sent. NULL: no memory. */
-tr__shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, void **memory, uint64_t *segment);
+tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, void **memory, uint64_t *segment);
 /* It was not sent. */
-void tr__block_give_back(tr__shared_block *b);
+void tr__block_give_back(tr__rpc_shared_block *b);
 /* Frees those that have not been used for a while. */
 void tr__blocks_trim(tr__rpc_link *link);
 void tr__blocks_free(tr__rpc_link *link);

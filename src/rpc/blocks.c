@@ -12,8 +12,8 @@
 
 enum { IDLE_MS = 10000 };
 
-struct tr__shared_block {
-    tr__shared_block *next;
+struct tr__rpc_shared_block {
+    tr__rpc_shared_block *next;
     char *memory;
     uint64_t segment;
     size_t bytes; /* without the head */
@@ -22,7 +22,7 @@ struct tr__shared_block {
 
 /* ---- Ours -------------------------------------------------------------------------------------------------------- */
 
-static atomic_uint *busy_flag(const tr__shared_block *b)
+static atomic_uint *busy_flag(const tr__rpc_shared_block *b)
 {
     return &((tr__rpc_block_head *)b->memory)->busy;
 }
@@ -35,11 +35,11 @@ static size_t size_of_block(size_t bytes)
     return tr__round_up(bytes, step);
 }
 
-static tr__shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
+static tr__rpc_shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
 {
-    tr__shared_block *found = NULL;
+    tr__rpc_shared_block *found = NULL;
     pthread_mutex_lock(&blocks->lock);
-    for (tr__shared_block *b = blocks->first; b && !found; b = b->next)
+    for (tr__rpc_shared_block *b = blocks->first; b && !found; b = b->next)
         if (b->bytes == size && !atomic_load(busy_flag(b))) found = b;
     if (found) {
         atomic_store(busy_flag(found), 1);
@@ -49,20 +49,20 @@ static tr__shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
     return found;
 }
 
-static void free_block(tr__shared_block *b)
+static void free_block(tr__rpc_shared_block *b)
 {
     tr_shared_free(b->memory);
     free(b);
 }
 
-static tr__shared_block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
+static tr__rpc_shared_block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size)
 {
-    tr__shared_block *b = malloc(sizeof *b);
+    tr__rpc_shared_block *b = malloc(sizeof *b);
     if (!b) {
         tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         return NULL;
     }
-    *b = (tr__shared_block){.bytes = size, .used = tr__now_ns(), .memory = tr_shared_alloc(size + TR__RPC_BLOCK_HEAD)};
+    *b = (tr__rpc_shared_block){.bytes = size, .used = tr__now_ns(), .memory = tr_shared_alloc(size + TR__RPC_BLOCK_HEAD)};
     if (!b->memory || tr__raw_show(rpc->group, link->worker, b->memory, &b->segment) != TR_OK) {
         free_block(b);
         return NULL;
@@ -76,10 +76,10 @@ static tr__shared_block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t size
     return b;
 }
 
-tr__shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, void **memory, uint64_t *segment)
+tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, void **memory, uint64_t *segment)
 {
     size_t size = size_of_block(bytes);
-    tr__shared_block *b = find_free(&link->blocks, size);
+    tr__rpc_shared_block *b = find_free(&link->blocks, size);
     if (!b) b = make_block(rpc, link, size);
     if (!b) return NULL;
     *memory = b->memory + TR__RPC_BLOCK_HEAD;
@@ -87,7 +87,7 @@ tr__shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, 
     return b;
 }
 
-void tr__block_give_back(tr__shared_block *b)
+void tr__block_give_back(tr__rpc_shared_block *b)
 {
     atomic_store(busy_flag(b), 0);
 }
@@ -95,10 +95,10 @@ void tr__block_give_back(tr__shared_block *b)
 void tr__blocks_trim(tr__rpc_link *link)
 {
     int64_t since = tr__now_ns() - IDLE_MS * (int64_t)1000000;
-    tr__shared_block *idle = NULL;
+    tr__rpc_shared_block *idle = NULL;
     bool gone = atomic_load(&link->gone); /* then nobody gives one back */
     pthread_mutex_lock(&link->blocks.lock);
-    for (tr__shared_block **at = &link->blocks.first, *b; (b = *at);) {
+    for (tr__rpc_shared_block **at = &link->blocks.first, *b; (b = *at);) {
         if ((atomic_load(busy_flag(b)) && !gone) || b->used > since) {
             at = &b->next;
             continue;
@@ -108,7 +108,7 @@ void tr__blocks_trim(tr__rpc_link *link)
         idle = b;
     }
     pthread_mutex_unlock(&link->blocks.lock);
-    for (tr__shared_block *next; idle; idle = next) {
+    for (tr__rpc_shared_block *next; idle; idle = next) {
         next = idle->next;
         free_block(idle);
     }
@@ -116,7 +116,7 @@ void tr__blocks_trim(tr__rpc_link *link)
 
 void tr__blocks_free(tr__rpc_link *link)
 {
-    for (tr__shared_block *b = link->blocks.first, *next; b; b = next) {
+    for (tr__rpc_shared_block *b = link->blocks.first, *next; b; b = next) {
         next = b->next;
         free_block(b);
     }

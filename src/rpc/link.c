@@ -369,8 +369,7 @@ static ssize_t receive(tr__rpc_stream *f, void *to, size_t want)
     return got;
 }
 
-/* Epoll tells when there is more. That the stream ends it has told already. Of a ring, what has come meanwhile is read the
- * next time. */
+/* Epoll tells when more comes, but of a stream's end only once. What has come into a ring meanwhile is read the next time. */
 static bool is_drained(const tr__rpc_stream *f)
 {
     if (f->stage != FRAME || f->got) return false;

@@ -10,4 +10,13 @@
 #define SANITIZED 0
 #endif
 
+/* ThreadSanitizer, under which more threads than processors take minutes. */
+#if defined(__SANITIZE_THREAD__)
+#define THREADS_SANITIZED 1
+#elif defined(__has_feature)
+#define THREADS_SANITIZED __has_feature(thread_sanitizer)
+#else
+#define THREADS_SANITIZED 0
+#endif
+
 #endif

@@ -307,6 +307,17 @@ static void a_stopped_neighbour_misses_whole_messages(void **state)
     }
 }
 
+/* For a second at most, as the monitor does. */
+static void hear_of_damage(tr__network_endpoint *n, const loss *l)
+{
+    for (int turn = 0; turn < 1000 && !l->count; turn++) {
+        usleep(1000);
+        pthread_mutex_lock(&n->hearing);
+        tr__network_hear(n, &n->peers[1]);
+        pthread_mutex_unlock(&n->hearing);
+    }
+}
+
 /* What rank 1 sends does not have the right checksum: rank 0 gives it up, and it hears why before the connection ends. */
 static void who_sends_damage_hears_of_it(void **state)
 {
@@ -318,12 +329,7 @@ static void who_sends_damage_hears_of_it(void **state)
     tr__network_frame frame = {.head.type = 0};
     char text[TR__FRAME_TEXT] = "", damaged[] = "this is no header of a record";
     assert_int_equal(send(theirs.socket, damaged, sizeof damaged, 0), sizeof damaged);
-    for (int turn = 0; turn < 1000 && !l.count; turn++) {
-        usleep(1000);
-        pthread_mutex_lock(&n->hearing);
-        tr__network_hear(n, &n->peers[1]);
-        pthread_mutex_unlock(&n->hearing);
-    }
+    hear_of_damage(n, &l);
     assert_int_equal(l.last, 1);
     for (int turn = 0; turn < 1000 && frame.head.type != 1; turn++)
         if (!read_message(&theirs, &frame, text)) usleep(1000);
@@ -356,12 +362,7 @@ static void who_sends_damage_and_does_not_read_hears_of_it_later(void **state)
         char text[TR__FRAME_TEXT] = "", damaged[] = "this is no header of a record";
         if (turn == 0) fill(&l, control);
         assert_int_equal(send(theirs.socket, damaged, sizeof damaged, 0), sizeof damaged);
-        for (int wait = 0; wait < 1000 && !l.count; wait++) {
-            usleep(1000);
-            pthread_mutex_lock(&n->hearing);
-            tr__network_hear(n, &n->peers[1]);
-            pthread_mutex_unlock(&n->hearing);
-        }
+        hear_of_damage(n, &l);
         assert_int_equal(l.last, 1);
         if (turn == 1) fill(&l, control);
         for (int wait = 0; wait < 2000 && frame.head.type != 1; wait++) {

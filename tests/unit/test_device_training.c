@@ -42,6 +42,7 @@ static tr_device device(const char *name)
 
 /* Where the two layers are, and what trains them. */
 typedef struct run {
+    tr_status (*body)(struct run *r);
     const char *first, *second; /* devices */
     const char *other;          /* NULL, or where the second replica of a tr_data_parallel() is; the first is on `first` */
     tr_store *store;            /* NULL: one rank, without DDP */
@@ -127,12 +128,18 @@ static tr_status train(run *r)
     return group ? tr_leave(group) : TR_OK;
 }
 
-static void *run_one(void *arg)
+static void *run_body(void *arg)
 {
     run *r = arg;
-    r->status = train(r);
+    r->status = r->body(r);
     if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
     return NULL;
+}
+
+static void run_alone(run *r, tr_status (*body)(run *r))
+{
+    r->body = body;
+    run_body(r);
 }
 
 static void assert_alike(const run *got, const run *expected)
@@ -150,7 +157,7 @@ static void assert_alike(const run *got, const run *expected)
 static run on_cpu(bool in_backward)
 {
     run r = {.first = "cpu", .second = "cpu", .ranks = 1, .in_backward = in_backward};
-    run_one(&r);
+    run_alone(&r, train);
     if (r.status != TR_OK) fail_msg("%s", r.message);
     return r;
 }
@@ -159,7 +166,7 @@ static void an_mlp_has_the_losses_of_the_cpu(void **state)
 {
     (void)state;
     run expected = on_cpu(false), r = {.first = KIND ":0", .second = KIND ":0", .ranks = 1};
-    run_one(&r);
+    run_alone(&r, train);
     assert_alike(&r, &expected);
     assert_true(r.losses[STEPS - 1] < r.losses[0]);
 }
@@ -168,7 +175,7 @@ static void an_optimizer_steps_in_backward(void **state)
 {
     (void)state;
     run expected = on_cpu(true), r = {.first = KIND ":1", .second = KIND ":1", .ranks = 1, .in_backward = true};
-    run_one(&r);
+    run_alone(&r, train);
     assert_alike(&r, &expected);
 }
 
@@ -176,14 +183,14 @@ static void a_model_may_be_split_over_devices(void **state)
 {
     (void)state;
     run expected = on_cpu(false), r = {.first = KIND ":0", .second = KIND ":1", .ranks = 1};
-    run_one(&r);
+    run_alone(&r, train);
     assert_alike(&r, &expected);
     run mixed = {.first = "cpu", .second = KIND ":1", .ranks = 1};
-    run_one(&mixed);
+    run_alone(&mixed, train);
     assert_alike(&mixed, &expected);
 }
 
-static void run_ranks(run *ranks, void *(*body)(void *rank))
+static void run_ranks(run *ranks, tr_status (*body)(run *r))
 {
     TR_SCOPE;
     pthread_t threads[RANKS];
@@ -192,7 +199,8 @@ static void run_ranks(run *ranks, void *(*body)(void *rank))
         ranks[i].store = store;
         ranks[i].rank = i;
         ranks[i].ranks = RANKS;
-        assert_int_equal(pthread_create(&threads[i], NULL, body, &ranks[i]), 0);
+        ranks[i].body = body;
+        assert_int_equal(pthread_create(&threads[i], NULL, run_body, &ranks[i]), 0);
     }
     for (int i = 0; i < RANKS; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < RANKS; i++)
@@ -206,13 +214,13 @@ static void ddp_over_two_devices_is_like_one_rank(void **state)
     for (int sharded = 0; sharded < 2; sharded++) {
         run ranks[RANKS] = {{.first = KIND ":0", .second = KIND ":0", .sharded = sharded},
             {.first = KIND ":1", .second = KIND ":1", .sharded = sharded}};
-        run_ranks(ranks, run_one);
+        run_ranks(ranks, train);
         for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
         assert_memory_equal(ranks[0].weights, ranks[1].weights, sizeof ranks->weights);
     }
     static const char *const pair[] = {SECOND_PAIR};
     run hybrid[RANKS] = {{.first = KIND ":0", .second = KIND ":1"}, {.first = pair[0], .second = pair[1]}};
-    run_ranks(hybrid, run_one);
+    run_ranks(hybrid, train);
     for (int i = 0; i < RANKS; i++) assert_alike(&hybrid[i], &expected);
 }
 
@@ -250,7 +258,7 @@ static void replicas_on_two_devices_are_like_one(void **state)
         run expected = on_cpu(in_backward);
         for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
             run r = {.first = pairs[i][0], .second = pairs[i][0], .other = pairs[i][1], .ranks = 1, .in_backward = in_backward};
-            run_one(&r);
+            run_alone(&r, train);
             assert_alike(&r, &expected);
         }
     }
@@ -258,7 +266,7 @@ static void replicas_on_two_devices_are_like_one(void **state)
     run expected = on_cpu(false);
     run ranks[RANKS] = {{.first = KIND ":0", .second = KIND ":0", .other = KIND ":1"},
         {.first = pair[0], .second = pair[0], .other = pair[1]}};
-    run_ranks(ranks, run_one);
+    run_ranks(ranks, train);
     for (int i = 0; i < RANKS; i++) assert_alike(&ranks[i], &expected);
 }
 
@@ -357,35 +365,19 @@ static tr_status tensor_parallel(run *r)
     return tr_leave(group);
 }
 
-static void *run_tensor_parallel(void *arg)
-{
-    run *r = arg;
-    r->status = tensor_parallel(r);
-    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
-    return NULL;
-}
-
-static void *collect(void *arg)
-{
-    run *r = arg;
-    r->status = collectives(r);
-    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
-    return NULL;
-}
-
 static void collectives_stage_the_memory_of_devices(void **state)
 {
     (void)state;
     run ranks[RANKS] = {{.first = KIND ":0"}, {.first = KIND ":1"}};
-    run_ranks(ranks, collect);
+    run_ranks(ranks, collectives);
 }
 
 static void layers_are_split_over_ranks_of_devices(void **state)
 {
     (void)state;
     run on_cpus[RANKS] = {{.first = "cpu"}, {.first = "cpu"}}, on_toys[RANKS] = {{.first = KIND ":0"}, {.first = KIND ":1"}};
-    run_ranks(on_cpus, run_tensor_parallel);
-    run_ranks(on_toys, run_tensor_parallel);
+    run_ranks(on_cpus, tensor_parallel);
+    run_ranks(on_toys, tensor_parallel);
     for (int i = 0; i < RANKS; i++)
         for (int k = 0; k < 30; k++) assert_true(fabsf(on_toys[i].weights[k] - on_cpus[0].weights[k]) < 1e-5f);
 }
@@ -414,21 +406,16 @@ static tr_status sync_norm(run *r)
     return tr_leave(group);
 }
 
-static void *run_sync_norm(void *arg)
-{
-    run *r = arg;
-    r->status = sync_norm(r);
-    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
-    return NULL;
-}
-
 static void batch_norms_are_synchronised_over_ranks_of_devices(void **state)
 {
     (void)state;
-    if (strcmp(KIND, "cuda") != 0) skip(); /* the toy has no such kernel */
+    if (strcmp(KIND, "cuda") != 0) {
+        print_message("the toy device has no synchronised batch norm; cuda/training runs this on the plug-in: skipped\n");
+        skip();
+    }
     run on_cpus[RANKS] = {{.first = "cpu"}, {.first = "cpu"}}, on_devices[RANKS] = {{.first = KIND ":0"}, {.first = KIND ":1"}};
-    run_ranks(on_cpus, run_sync_norm);
-    run_ranks(on_devices, run_sync_norm);
+    run_ranks(on_cpus, sync_norm);
+    run_ranks(on_devices, sync_norm);
     for (int i = 0; i < RANKS; i++)
         for (int k = 0; k < WEIGHTS; k++) assert_true(fabsf(on_devices[i].weights[k] - on_cpus[i].weights[k]) < 1e-4f);
 }
@@ -468,22 +455,14 @@ static tr_status pipeline(run *r)
     return group ? tr_leave(group) : TR_OK;
 }
 
-static void *run_pipeline(void *arg)
-{
-    run *r = arg;
-    r->status = pipeline(r);
-    if (r->status != TR_OK) snprintf(r->message, sizeof r->message, "%s", tr_error_message());
-    return NULL;
-}
-
 static void stages_on_ranks_of_devices_are_like_one_device(void **state)
 {
     (void)state;
     run expected = {.first = "cpu", .second = "cpu", .ranks = 1};
     run ranks[RANKS] = {{.first = KIND ":0", .second = KIND ":0"}, {.first = KIND ":1", .second = KIND ":1"}};
-    run_pipeline(&expected);
+    run_alone(&expected, pipeline);
     if (expected.status != TR_OK) fail_msg("%s", expected.message);
-    run_ranks(ranks, run_pipeline);
+    run_ranks(ranks, pipeline);
     for (int i = 0; i < RANKS; i++)
         for (int step = 0; step < STEPS; step++) assert_true(fabs(ranks[i].losses[step] - expected.losses[step]) < 1e-5);
 }

@@ -27,8 +27,8 @@ static const layout layouts[] = {
     {6, {0, 0, 1, 1, 2, 2}},    /* three hosts */
     {7, {0, 1, 2, 1, 1, 2, 1}}, /* one, four and two, mixed */
 };
-/* More threads than processors take a sanitizer minutes, and show it nothing that five do not. */
-enum { LAYOUTS = SANITIZED ? 4 : sizeof layouts / sizeof *layouts };
+/* The other builds run all. */
+enum { LAYOUTS = THREADS_SANITIZED ? 4 : sizeof layouts / sizeof *layouts };
 
 static void run_everywhere(rank_body body, const void *arg)
 {

@@ -1,4 +1,5 @@
-/* A ring of bytes in shared memory, from the rank that made it to one peer. It is made with the first message. */
+/* A ring of bytes in shared memory, from the rank that made it to one peer. One of sends and receives
+ * is made with the first message, one of RPC at the start. */
 #ifndef TR_COMM_TRANSPORT_SHM_CHANNEL_H
 #define TR_COMM_TRANSPORT_SHM_CHANNEL_H
 
