@@ -7,6 +7,11 @@ install(DIRECTORY include/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples FILES_MATCHING PATTERN "*.c")
 # As in the source, so that the pages' links to each other hold.
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+# The programs and sources that pages show to be read.
+install(DIRECTORY models DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.[ch]")
+install(DIRECTORY tests/listings DESTINATION ${CMAKE_INSTALL_DOCDIR}/tests FILES_MATCHING PATTERN "*.[ch]")
+install(FILES tests/device/toy.c tests/device/toy_kernels.h DESTINATION ${CMAKE_INSTALL_DOCDIR}/tests/device)
+install(FILES src/ops/ops.def DESTINATION ${CMAKE_INSTALL_DOCDIR}/src/ops)
 install(FILES README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES bench/RESULTS.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
 install(TARGETS trireme trireme_static trireme_tools trireme_tools_static EXPORT TriremeTargets)

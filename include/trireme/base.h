@@ -86,11 +86,15 @@ TR_API TR_MUST_CHECK tr_status tr_status_of(const void *object);
 /* For programs (the library itself never exits or prints): on failure print where, what and why, and exit(1), or with
  * TR_EXIT_PEER after TR_PEER: the launcher then looks for the cause in another rank. It is sysexits.h's EX_UNAVAILABLE. */
 enum { TR_EXIT_PEER = 69 };
-#define TR_CHECK(expression) tr_check((expression), #expression, __FILE__, __LINE__)
-TR_API void tr_check(tr_status status, const char *expression, const char *file, int line);
+#define TR_CHECK(expression) tr__check((expression), #expression, __FILE__, __LINE__)
+TR_API void tr_check_failed(tr_status status, const char *expression, const char *file, int line) __attribute__((noreturn, cold));
+static inline void tr__check(tr_status status, const char *expression, const char *file, int line)
+{
+    if (status != TR_OK) tr_check_failed(status, expression, file, line); /* so the compiler knows what holds after it */
+}
 /* The same behind a loop that TR_END ends, which is no failure: while ((s = tr_loader_next(loader, &b)) == TR_OK) { … }
  * TR_CHECK_END(s); */
-#define TR_CHECK_END(expression) tr_check(tr__unless_end(expression), #expression, __FILE__, __LINE__)
+#define TR_CHECK_END(expression) tr__check(tr__unless_end(expression), #expression, __FILE__, __LINE__)
 static inline tr_status tr__unless_end(tr_status status) { return status == TR_END ? TR_OK : status; }
 
 /* Makes a failure from a program's own code (a dataset, a module, an op): sets this thread's message, returns status. */

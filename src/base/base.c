@@ -35,9 +35,8 @@ const char *tr_status_text(tr_status status)
     return is_status(status) ? statuses[status].text : "no tr_status";
 }
 
-void tr_check(tr_status status, const char *expression, const char *file, int line)
+void tr_check_failed(tr_status status, const char *expression, const char *file, int line)
 {
-    if (status == TR_OK) return;
     /* TR_END comes without a message, and there may be one of an earlier failure. */
     const char *message = status == TR_END ? "the end of an epoch or a stream is no failure: check a loop's status by TR_CHECK_END()"
                                            : tr_error_message();

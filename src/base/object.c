@@ -242,6 +242,11 @@ static bool gone(const void *object)
     return ((const tr__object *)object)->error == &gone_error;
 }
 
+bool tr__object_is(const void *object, const tr__type *type)
+{
+    return ((const tr__object *)object)->type == type || immortal(object) || gone(object);
+}
+
 void *tr_object_keep(const void *object)
 {
     if (object && !immortal(object) && !gone(object)) tr__ref(object);

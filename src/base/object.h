@@ -54,6 +54,9 @@ static inline const tr__error *tr__error_of(const void *object)
     return object ? ((const tr__object *)object)->error : NULL;
 }
 
+/* Is it an object of the type? Those that are gone, or that no memory was left for, do not show theirs, and pass. */
+bool tr__object_is(const void *object, const tr__type *type);
+
 /* One more reference; returns object. NULL stays NULL. */
 static inline void *tr__ref(const void *object)
 {

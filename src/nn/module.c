@@ -151,6 +151,9 @@ static tr_status append(tr_module *module, tr__member member, const char *name)
 
 static tr_status add_child(tr_module *parent, const char *name, tr_module *child)
 {
+    if (!tr__object_is(child, &tr__module_type)) /* C converts a function's address with a warning */
+        return tr__fail(TR_INVALID, "%s: \"%s\" is no module: where it is an op, such as tr_relu, give tr_relu_layer()", parent->name,
+            name ? name : "(NULL)");
     TR__TRY(tr_status_of(child));
     TR__TRY(check_name(parent, name, true));
     if (contains(child, parent))

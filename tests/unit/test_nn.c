@@ -251,6 +251,17 @@ static void test_a_module_that_changes_nothing(void **state)
     assert_memory_equal(tr_data(y), tr_data(expected), 8 * sizeof(float));
 }
 
+/* The compiler only warns of tr_relu in the place of tr_relu_layer(). */
+static void test_an_op_is_no_module(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *net = tr_sequential(tr_linear(3, 2), (tr_module *)(void *)tr_relu);
+    assert_int_equal(tr_status_of(net), TR_INVALID);
+    assert_string_equal(tr_error_message(),
+        "sequential: \"1\" is no module: where it is an op, such as tr_relu, give tr_relu_layer()");
+}
+
 /* Modules in a row run, whatever else the row has been given. */
 static void test_a_sequential_with_tensors_of_its_own(void **state)
 {
@@ -676,6 +687,7 @@ int main(void)
         cmocka_unit_test(test_errors_tell_the_way),
         cmocka_unit_test(test_what_a_forward_makes_goes_when_it_returns),
         cmocka_unit_test(test_a_module_that_changes_nothing),
+        cmocka_unit_test(test_an_op_is_no_module),
         cmocka_unit_test(test_a_sequential_with_tensors_of_its_own),
         cmocka_unit_test(test_linear),
         cmocka_unit_test(test_norms),
