@@ -437,35 +437,57 @@ typedef struct grad_job {
     tr__axis g_kept, y_kept, x_kept, x_reduced, dx_kept, dx_reduced;
 } grad_job;
 
-static bool equal(double a, double b)
+enum { PARTS = 8 }; /* that numbers are taken in side by side */
+
+/* How many numbers are value. Counted in f64 and side by side, which SSE2 has vectors for. */
+static int64_t count_of(const double *x, int64_t n, double value)
 {
-    return a == b || (a != a && b != b);
+    double count[PARTS] = {0};
+    int64_t whole = n - n % PARTS;
+    for (int64_t i = 0; i < whole; i += PARTS)
+        for (int k = 0; k < PARTS; k++) count[k] += x[i + k] == value;
+    for (int64_t i = whole; i < n; i++) count[i - whole] += x[i] == value;
+    for (int k = 1; k < PARTS; k++) count[0] += count[k];
+    return (int64_t)count[0];
 }
 
-/* Equal maxima share the gradient. */
+/* Equal maxima share the gradient; NaN equals NaN. */
 static void count_tops(around *a, const double *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) a->count += equal(x[i], a->y);
+    if (a->y == a->y) a->count += count_of(x, n, a->y);
+    else
+        for (int64_t i = 0; i < n; i++) a->count += x[i] != x[i];
 }
 
 static void share_out(const around *a, double *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) x[i] = equal(x[i], a->y) ? a->g / (double)a->count : 0;
+    double top = a->y, part = a->g / (double)a->count;
+    if (top != top)
+        for (int64_t i = 0; i < n; i++) x[i] = x[i] != x[i] ? part : 0;
+    else
+        for (int64_t i = 0; i < n; i++) x[i] = x[i] == top ? part : 0;
 }
 
-/* Each element's is g times the product of the others: with one zero among them only that one's is not 0. */
+/* Each element's is g times the product of the others: with one zero among them only that one's is not 0. The product, with 1
+ * for zeros, is made in parts, side by side. */
 static void multiply_up(around *a, const double *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
-        a->count += x[i] == 0;
-        a->product *= x[i] == 0 ? 1 : x[i];
-    }
+    double part[PARTS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    int64_t whole = n - n % PARTS;
+    for (int64_t i = 0; i < whole; i += PARTS)
+        for (int k = 0; k < PARTS; k++) part[k] *= x[i + k] + (x[i + k] == 0);
+    for (int64_t i = whole; i < n; i++) part[i - whole] *= x[i] + (x[i] == 0);
+    for (int k = 0; k < PARTS; k++) a->product *= part[k];
+    a->count += count_of(x, n, 0);
 }
 
 static void divide_out(const around *a, double *x, int64_t n)
 {
-    double all = a->g * a->product;
-    for (int64_t i = 0; i < n; i++) x[i] = a->count == 0 ? all / x[i] : a->count == 1 && x[i] == 0 ? all : 0;
+    double all = a->g * a->product, at_zero = a->count == 1 ? all : 0;
+    if (a->count == 0)
+        for (int64_t i = 0; i < n; i++) x[i] = all / x[i];
+    else
+        for (int64_t i = 0; i < n; i++) x[i] = x[i] == 0 ? at_zero : 0;
 }
 
 /* How many elements from i on lie in one run of the axis, and in one block. */

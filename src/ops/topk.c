@@ -78,15 +78,15 @@ typedef union number {
     int64_t i;
 } number;
 
-/* Larger numbers have larger keys, NaN the largest; 0 and -0 are equal. */
+/* Larger numbers have larger keys, NaN the largest; 0 and -0 are equal. Without branches, for vectors. */
 static uint64_t key_of_single(double x)
 {
     const uint32_t sign = UINT32_C(1) << 31;
     float single = (float)x + 0.0f;
     uint32_t bits;
-    if (x != x) return UINT32_MAX;
     memcpy(&bits, &single, sizeof bits);
-    return bits & sign ? ~bits : bits | sign;
+    bits ^= (0 - (bits >> 31)) | sign;
+    return single != single ? UINT32_MAX : bits;
 }
 
 static uint64_t key_of_double(double x)
@@ -166,11 +166,13 @@ static void read_row(const job *j, int64_t r, number *row, uint64_t *keys)
         if (floats) tr__row_read(&j->x, r, first, n, &row[first].f);
         else tr__row_read_i64(&j->x, r, first, n, &row[first].i);
     }
-    for (int64_t i = 0; i < j->x.n; i++)
-        keys[i] = !floats             ? (uint64_t)row[i].i ^ (UINT64_C(1) << 63)
-                  : dtype == TR_F64 ? key_of_double(row[i].f)
-                                    : key_of_single(row[i].f);
-    for (int64_t i = 0; i < j->x.n && !j->attrs->smallest; i++) keys[i] = ~keys[i];
+    uint64_t flipped = j->attrs->smallest ? 0 : UINT64_MAX;
+    if (!floats)
+        for (int64_t i = 0; i < j->x.n; i++) keys[i] = (uint64_t)row[i].i ^ (UINT64_C(1) << 63) ^ flipped;
+    else if (dtype == TR_F64)
+        for (int64_t i = 0; i < j->x.n; i++) keys[i] = key_of_double(row[i].f) ^ flipped;
+    else
+        for (int64_t i = 0; i < j->x.n; i++) keys[i] = key_of_single(row[i].f) ^ flipped;
 }
 
 /* Sorts by digits of the keys, the lowest first, each time keeping the order there is; digits that all share are passed over. */
@@ -221,15 +223,14 @@ static const entry *select_row(const job *j, const room *m)
     int64_t k = j->attrs->k;
     entry *best = m->entries;
     if (k > j->x.n / 16) return sort_row(j, m);
-    for (int64_t i = 0; i < j->x.n; i++) {
-        entry e = {m->keys[i], i};
-        if (i < k) {
-            best[i] = e;
-            sift_up(best, i);
-        } else if (before(e, best[0])) {
-            best[0] = e;
-            sift_down(best, k);
-        }
+    for (int64_t i = 0; i < k; i++) {
+        best[i] = (entry){m->keys[i], i};
+        sift_up(best, i);
+    }
+    for (int64_t i = k; i < j->x.n; i++) { /* of equals the first, which are in the heap, come first */
+        if (m->keys[i] >= best[0].key) continue;
+        best[0] = (entry){m->keys[i], i};
+        sift_down(best, k);
     }
     sort_entries(best, k, m->scratch);
     return best;

@@ -1,4 +1,5 @@
 /* Comparisons, which make masks, the choice between two tensors by a mask, and where a mask is true. Shapes broadcast. */
+#include "ops/compare.h"
 #include "ops/elementwise.h"
 #include "ops/family.h"
 
@@ -8,13 +9,6 @@
 enum { BLOCK = 512 };
 
 /* ---- Comparisons: a, b of one dtype -> bool ---------------------------------------------------------------------- */
-
-/* Loops over n contiguous numbers. f32 serves the smaller floats too. */
-typedef struct comparison {
-    void (*f32)(bool *out, const float *a, const float *b, int64_t n);
-    void (*f64)(bool *out, const double *a, const double *b, int64_t n);
-    void (*i64)(bool *out, const int64_t *a, const int64_t *b, int64_t n);
-} comparison;
 
 static tr_status compare_infer(tr_op_call *call)
 {
@@ -30,7 +24,7 @@ static tr_status compare_infer(tr_op_call *call)
 #define COMPARE_RUN(name, type, DTYPE)                                                                             \
     static void compare_##name(const tr__loop *loop, char *const *at, int64_t n, const void *arg)                  \
     {                                                                                                              \
-        const comparison *c = arg;                                                                                 \
+        const tr__comparison *c = arg;                                                                             \
         type block[3][BLOCK];                                                                                      \
         bool result[BLOCK];                                                                                        \
         int64_t step = tr__loop_step(loop, 0);                                                                     \
@@ -54,7 +48,7 @@ COMPARE_RUN(f32, float, TR_F32)
 COMPARE_RUN(f64, double, TR_F64)
 COMPARE_RUN(i64, int64_t, TR_I64)
 
-static tr_status compare(tr_op_call *call, const comparison *c)
+tr_status tr__compare(tr_op_call *call, const tr__comparison *c)
 {
     const tr_tensor *tensors[] = {call->outputs[0], call->inputs[0], call->inputs[1]};
     tr__loop loop;
@@ -65,15 +59,8 @@ static tr_status compare(tr_op_call *call, const comparison *c)
     return TR_OK;
 }
 
-#define COMPARE(name, of, type, operator)                                                         \
-    static void name##_##of(bool *out, const type *a, const type *b, int64_t n)                  \
-    {                                                                                            \
-        for (int64_t i = 0; i < n; i++) out[i] = a[i] operator b[i];                             \
-    }
 #define COMPARISON(name, operator)                                                               \
-    COMPARE(name, f32, float, operator)                                                          \
-    COMPARE(name, f64, double, operator)                                                         \
-    COMPARE(name, i64, int64_t, operator)                                                        \
+    TR__COMPARISON(name, operator)                                                               \
     tr_tensor *tr_##name(tr_tensor *a, tr_tensor *b)                                             \
     {                                                                                            \
         return tr_apply(tr__op(name), NULL, (tr_tensor *[]){a, b}, 2, NULL);                     \
@@ -84,7 +71,7 @@ static tr_status compare(tr_op_call *call, const comparison *c)
     }                                                                                            \
     tr_status tr__##name##_forward(tr_op_call *call)                                             \
     {                                                                                            \
-        return compare(call, &(comparison){name##_f32, name##_f64, name##_i64});                             \
+        return tr__compare(call, &name##_loops);                                                 \
     }
 COMPARISON(equal, ==)
 COMPARISON(not_equal, !=)

@@ -60,10 +60,92 @@ static tr__loop_body converter(tr_dtype to, tr_dtype from)
     return small ? convert_f32 : convert_f64;
 }
 
+/*
+ * Transposed copies: the source's elements lie next to each other along another dimension, the rows, than the target's, the
+ * columns. Tiles are read row by row of the source and written row by row of the target: walking the source in steps instead
+ * would fetch a cache line for each element, and steps of a power of two evict each other's lines.
+ */
+enum { TILE = 16 };
+
+typedef struct transposed {
+    const tr__loop *loop;
+    int rows; /* the dimension; the columns are the last one */
+} transposed;
+
+/* to: [rows, columns], of at most a tile; steps are in elements. */
+#define MOVE_TILE(name, type)                                                                                         \
+    static inline __attribute__((always_inline)) void name(char *to, int64_t to_step, const char *from,               \
+        int64_t from_step, int64_t rows, int64_t columns)                                                             \
+    {                                                                                                                 \
+        type tile[TILE][TILE];                                                                                        \
+        for (int64_t c = 0; c < columns; c++)                                                                         \
+            memcpy(tile[c], (const type *)from + c * from_step, sizeof(type) * (size_t)rows);                         \
+        for (int64_t r = 0; r < rows; r++)                                                                            \
+            for (int64_t c = 0; c < columns; c++) ((type *)to)[r * to_step + c] = tile[c][r];                         \
+    }
+MOVE_TILE(move_tile_1, uint8_t)
+MOVE_TILE(move_tile_2, uint16_t)
+MOVE_TILE(move_tile_4, uint32_t)
+MOVE_TILE(move_tile_8, uint64_t)
+
+/* Tasks: the other dimensions' indices, TILE rows by TILE rows. */
+static void move_tiles(void *arg, int64_t begin, int64_t end)
+{
+    const transposed *t = arg;
+    const tr__loop *loop = t->loop;
+    int last = loop->shape.ndim - 1;
+    int64_t rows = loop->shape.dim[t->rows], columns = loop->shape.dim[last], blocks = (rows + TILE - 1) / TILE;
+    int64_t to_step = loop->stride[0][t->rows], from_step = loop->stride[1][last], bytes = loop->bytes[0];
+    for (int64_t task = begin; task < end; task++) {
+        int64_t row = task % blocks * TILE, others = task / blocks, n = rows - row < TILE ? rows - row : TILE;
+        int64_t to_at = row * to_step, from_at = row;
+        for (int d = last - 1; d >= 0; d--) {
+            if (d == t->rows) continue;
+            to_at += others % loop->shape.dim[d] * loop->stride[0][d];
+            from_at += others % loop->shape.dim[d] * loop->stride[1][d];
+            others /= loop->shape.dim[d];
+        }
+        for (int64_t c = 0; c < columns; c += TILE) {
+            int64_t m = columns - c < TILE ? columns - c : TILE;
+            char *to = loop->base[0] + (to_at + c) * bytes;
+            const char *from = loop->base[1] + (from_at + c * from_step) * bytes;
+#define OF_BYTES(size)                                                                                                \
+    if (n == TILE && m == TILE) move_tile_##size(to, to_step, from, from_step, TILE, TILE);                           \
+    else move_tile_##size(to, to_step, from, from_step, n, m);                                                        \
+    break
+            switch (bytes) {
+            case 1: OF_BYTES(1);
+            case 2: OF_BYTES(2);
+            case 4: OF_BYTES(4);
+            default: OF_BYTES(8);
+            }
+#undef OF_BYTES
+        }
+    }
+}
+
+/* The dimension along which the source's elements lie next to each other, where the copy transposes; else -1. */
+static int rows_of(const tr__loop *loop)
+{
+    int last = loop->shape.ndim - 1;
+    if (loop->dtype[0] != loop->dtype[1] || loop->stride[0][last] != 1 || loop->stride[1][last] <= 1) return -1;
+    for (int d = 0; d < last; d++)
+        if (loop->stride[1][d] == 1) return d;
+    return -1;
+}
+
 static void copy_on_cpu(tr_tensor *into, const tr_tensor *from)
 {
     tr__loop loop;
     tr__loop_init(&loop, into->shape, (const tr_tensor *const[]){into, from}, 2);
+    transposed t = {&loop, rows_of(&loop)};
+    int64_t n = tr__numel(loop.shape);
+    if (n > 0 && t.rows >= 0) {
+        int64_t rows = loop.shape.dim[t.rows], columns = loop.shape.dim[loop.shape.ndim - 1];
+        int64_t tasks = n / rows / columns * ((rows + TILE - 1) / TILE);
+        tr__pool_for(tr__pool_of(into), tasks, TR__GRAIN / (TILE * columns) + 1, move_tiles, &t);
+        return;
+    }
     tr__loop_run(&loop, tr__pool_of(into), converter(into->dtype, from->dtype), NULL);
 }
 

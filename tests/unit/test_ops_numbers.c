@@ -230,6 +230,50 @@ static void celu_keeps_what_is_above_0(void **state)
     }
 }
 
+/* In rows longer than what is looked at together, at every place, with a later equal and a later NaN. */
+static void the_first_of_the_largest_is_found(void **state)
+{
+    (void)state;
+    enum { N = 150 };
+    for (int smallest = 0; smallest < 2; smallest++)
+        for (int nan = 0; nan < 2; nan++)
+            for (int at = 0; at < N; at++) {
+                TR_SCOPE;
+                float row[N];
+                for (int i = 0; i < N; i++) row[i] = (float)(smallest ? i : -i) * 0.5f;
+                row[at] = nan ? NAN : smallest ? -1.0f : 1.0f;
+                if (at + 9 < N) row[at + 9] = row[at];
+                tr_tensor *x = tr_from(row, TR_SHAPE(1, N));
+                assert_int_equal(tr_item(smallest ? tr_argmin(x, 1) : tr_argmax(x, 1)), at);
+            }
+}
+
+/* In rows that are not whole blocks: equal maxima share, a NaN takes all, and products pass over zeros. */
+static void gradients_of_rows_look_at_every_element(void **state)
+{
+    (void)state;
+    enum { N = 1037 };
+    for (int at = 0; at < N; at += 47) {
+        TR_SCOPE;
+        float row[N], grad[N];
+        for (int i = 0; i < N; i++) row[i] = 1 + (float)(i % 2);
+        row[at] = row[N - 1 - at] = 5;
+        tr_tensor *x = tr_from(row, TR_SHAPE(1, N), .requires_grad = true);
+        TR_CHECK(tr_backward(tr_sum(tr_max(x, 1))));
+        TR_CHECK(tr_copy_out(tr_grad(x), grad, sizeof grad));
+        float part = at == N - 1 - at ? 1.0f : 0.5f;
+        for (int i = 0; i < N; i++) assert_true(grad[i] == (i == at || i == N - 1 - at ? part : 0));
+
+        for (int i = 0; i < N; i++) row[i] = i % 2 ? 2 : 0.5f; /* one more half than twos */
+        row[at] = 0;
+        x = tr_from(row, TR_SHAPE(1, N), .requires_grad = true);
+        TR_CHECK(tr_backward(tr_sum(tr_prod(x, 1))));
+        TR_CHECK(tr_copy_out(tr_grad(x), grad, sizeof grad));
+        float others = at % 2 ? 0.25f : 1;
+        for (int i = 0; i < N; i++) assert_true(grad[i] == (i == at ? others : 0));
+    }
+}
+
 /* weights: [2, 3] */
 static void classes_are_drawn_by_their_weights(void **state)
 {
@@ -278,6 +322,8 @@ int main(void)
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
         cmocka_unit_test(prelu_of_a_scalar_is_a_scalar),
         cmocka_unit_test(celu_keeps_what_is_above_0),
+        cmocka_unit_test(the_first_of_the_largest_is_found),
+        cmocka_unit_test(gradients_of_rows_look_at_every_element),
         cmocka_unit_test(classes_are_drawn_by_their_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

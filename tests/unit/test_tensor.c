@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <setjmp.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -104,6 +105,30 @@ static void copies_convert_and_broadcast(void **state)
 }
 
 /* Large enough for threads, and small. */
+/* Of elements of each size, of whole tiles and less, with dimensions around and between those that change places. */
+static void transposed_copies_keep_each_element(void **state)
+{
+    (void)state;
+    static const tr_dtype dtypes[] = {TR_U8, TR_BF16, TR_F32, TR_I64};
+    static const int64_t sizes[][2] = {{48, 32}, {16, 1}, {19, 35}, {2, 100}, {100, 2}};
+    for (int d = 0; d < 4; d++)
+        for (int s = 0; s < 5; s++) {
+            TR_SCOPE;
+            int64_t rows = sizes[s][0], columns = sizes[s][1], n = 2 * columns * 3 * rows;
+            int64_t *numbers = calloc((size_t)n, sizeof *numbers), *out = calloc((size_t)n, sizeof *out);
+            for (int64_t i = 0; i < n; i++) numbers[i] = i * 7 % 251; /* exact in bf16, too */
+            tr_tensor *x = tr_cast(tr_from(numbers, TR_SHAPE(2, columns, 3, rows), .dtype = TR_I64), dtypes[d]);
+            tr_tensor *y = tr_cast(tr_contiguous(tr_permute(x, (int[]){0, 3, 2, 1}, 4)), TR_I64);
+            assert_int_equal(tr_copy_out(y, out, sizeof *out * (size_t)n), TR_OK);
+            for (int64_t i = 0; i < n; i++) {
+                int64_t c = i % columns, k = i / columns % 3, r = i / columns / 3 % rows, a = i / columns / 3 / rows;
+                assert_int_equal(out[i], numbers[((a * columns + c) * 3 + k) * rows + r]);
+            }
+            free(numbers);
+            free(out);
+        }
+}
+
 static void copies_within_memory_read_before_they_write(void **state)
 {
     (void)state;
@@ -276,6 +301,7 @@ int main(void)
         cmocka_unit_test(values_go_in_and_out),
         cmocka_unit_test(null_is_nothing_and_no_crash),
         cmocka_unit_test(copies_convert_and_broadcast),
+        cmocka_unit_test(transposed_copies_keep_each_element),
         cmocka_unit_test(copies_within_memory_read_before_they_write),
         cmocka_unit_test(expanded_tensors_are_filled_but_not_overwritten),
         cmocka_unit_test(random_numbers_are_what_the_seed_says),

@@ -56,15 +56,26 @@ static inline float heads_scale(const tr__attention *a)
     return fmaxf((float)(fabs(a->scale) * M_LOG2E), FLT_MIN);
 }
 
+/* Rows whose elements lie apart. Out of line: lanes that are taken one by one would put the usual loops' vectors on the stack. */
+static __attribute__((noinline)) vec heads_load_apart(const tr__attention *a, const tr__heads *x, int64_t row, int64_t d)
+{
+    vec lanes = {0};
+    for (int64_t i = 0; i < WIDTH && d + i < a->dim; i++)
+        lanes[i] = (float)tr__load(a->dtype, x->data, row + (d + i) * x->stride[3]);
+    return lanes;
+}
+
+static __attribute__((noinline)) void heads_store_apart(const tr__attention *a, const tr__heads *x, int64_t row, const float *from,
+    float scale)
+{
+    for (int64_t d = 0; d < a->dim; d++) tr__store(a->dtype, x->data, row + d * x->stride[3], from[d] * scale);
+}
+
 /* A vector of a row from element d on, zeros after dim. */
 static inline vec heads_load(const tr__attention *a, const tr__heads *x, int64_t row, int64_t d)
 {
-    int64_t step = x->stride[3];
-    if (step == 1) return lanes_load(heads_dtype(a), x->data, row + d, a->dim - d);
-    vec lanes = {0};
-    for (int64_t i = 0; i < WIDTH && d + i < a->dim; i++)
-        lanes[i] = (float)tr__load(a->dtype, x->data, row + (d + i) * step);
-    return lanes;
+    if (x->stride[3] != 1) return heads_load_apart(a, x, row, d);
+    return lanes_load(heads_dtype(a), x->data, row + d, a->dim - d);
 }
 
 #ifdef TILE_VNNI
@@ -84,18 +95,17 @@ static void heads_prefetch(const tr__attention *a, const tr__heads *x, int64_t a
     }
 }
 
-/* Row i of x becomes from * scale. */
-static void heads_store(const tr__attention *a, const tr__heads *x, int64_t at, int64_t i, const float *from, float scale)
+LANES_INLINE void store_scaled(tr_dtype dtype, void *to, int64_t at, int64_t n, const float *from, float scale)
 {
-    int64_t row = at + i * x->stride[2], step = x->stride[3];
-    for (int64_t d = 0; d < a->dim; d += WIDTH) {
-        vec value = vec_load(from + d) * scale;
-        if (step == 1) {
-            lanes_store(heads_dtype(a), x->data, row + d, a->dim - d, value);
-            continue;
-        }
-        for (int64_t j = 0; j < WIDTH && d + j < a->dim; j++) tr__store(a->dtype, x->data, row + (d + j) * step, value[j]);
-    }
+    for (int64_t d = 0; d < n; d += WIDTH) lanes_store(dtype, to, at + d, n - d, vec_load(from + d) * scale);
+}
+
+/* Row i of x becomes from * scale. */
+static inline void heads_store(const tr__attention *a, const tr__heads *x, int64_t at, int64_t i, const float *from, float scale)
+{
+    int64_t row = at + i * x->stride[2];
+    if (x->stride[3] != 1) heads_store_apart(a, x, row, from, scale);
+    else OF_DTYPE(heads_dtype(a), store_scaled, x->data, row, a->dim, from, scale);
 }
 
 /* x_i · y_i */

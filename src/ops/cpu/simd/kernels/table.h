@@ -2,6 +2,7 @@
 #include "ops/cpu/simd/kernels/tables.h"
 #include "ops/cpu/simd/kernels/batch_norm.h"
 #include "ops/cpu/simd/kernels/cast.h"
+#include "ops/cpu/simd/kernels/compare.h"
 #include "ops/cpu/simd/kernels/dropout.h"
 #include "ops/cpu/simd/kernels/elementwise.h"
 #include "ops/cpu/simd/kernels/embedding.h"

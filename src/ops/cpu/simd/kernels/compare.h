@@ -1,0 +1,20 @@
+/* Comparisons, by loops for the machine's vectors. */
+#ifndef TR_OPS_CPU_SIMD_KERNELS_COMPARE_H
+#define TR_OPS_CPU_SIMD_KERNELS_COMPARE_H
+
+#include "ops/compare.h"
+
+#define COMPARISON(name, operator)                                \
+    TR__COMPARISON(name##_simd, operator)                         \
+    static tr_status name##_kernel(tr_op_call *call)              \
+    {                                                             \
+        return tr__compare(call, &name##_simd_loops);             \
+    }
+COMPARISON(equal, ==)
+COMPARISON(not_equal, !=)
+COMPARISON(less, <)
+COMPARISON(less_equal, <=)
+COMPARISON(greater, >)
+COMPARISON(greater_equal, >=)
+
+#endif
