@@ -17,9 +17,9 @@ typedef struct tr__raw_events {
     void *user;
     /* Memory that another rank has shown can be held now. */
     void (*shown)(void *user, int rank);
-    /* It has died, or has left. More than once, maybe. A dead rank's memory is unmapped after this call, unless
-     * tr__raw_use() is in effect. */
-    void (*gone)(void *user, int rank, bool left);
+    /* It has died, or has left. More than once, maybe. near: its memory's monitor says so, of a rank of this host; what the
+     * rank has shown is unmapped after this call, unless tr__raw_use() is in effect. */
+    void (*gone)(void *user, int rank, bool left, bool near);
 } tr__raw_events;
 
 /* From now on; *events must live as long as the group. */

@@ -15,6 +15,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+enum { FINISH_MS = 5000 }; /* how long an agent that ends waits until all workers have taken what is for them */
+
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
 tr_status tr__rpc_check(const tr_rpc *rpc)
@@ -161,14 +163,15 @@ bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
     return first;
 }
 
-/* The blocks of one that has died are to stay until its last words were read: end_link(). */
-static void rank_gone(void *user, int rank, bool left)
+/* The blocks of one that has died, or dropped its agent, are to stay until its last words were read: end_link(). If this agent
+ * has ended by then, its group lets go of them. */
+static void rank_gone(void *user, int rank, bool left, bool near)
 {
     tr_rpc *rpc = user;
-    bool uses = rpc->links[rank].local && !left;
-    if (uses) tr__raw_use(rpc->group);
+    if (rpc->links[rank].local && !near) return; /* the monitor of its memory says so, too */
+    if (near) tr__raw_use(rpc->group);
     bool first = tr__rpc_lose(rpc, rank, left ? TR__RPC_LEFT : TR__RPC_DIED);
-    if (uses && !first) tr__raw_idle(rpc->group);
+    if (near && !first) tr__raw_idle(rpc->group);
 }
 
 static void rank_has_shown(void *user, int rank)
@@ -179,22 +182,28 @@ static void rank_has_shown(void *user, int rank)
 
 static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
 {
+    static const struct {
+        tr_status status;
+        const char *what;
+    } endings[] = {
+        [TR__RPC_LEFT] = {TR_PEER, "has stopped"},
+        [TR__RPC_DIED] = {TR_PEER, "died, or exited without tr_rpc_stop()"},
+        [TR__RPC_CUT] = {TR_PEER, "has closed its connection"},
+        [TR__RPC_DAMAGED] = {TR_FORMAT, "sends what is no message of ours"},
+        [TR__RPC_CORRUPT] = {TR_FORMAT, "sent a damaged message: bits of it changed on the way"},
+        [TR__RPC_NOT_SHOWN] = {TR_TIMEOUT, "has not shown in time the shared memory that a message of its names: it may be stopped"},
+    };
     char process[128];
     tr__raw_name(rpc->group, link->worker, process);
-    const char *what = ending == TR__RPC_LEFT   ? "has stopped"
-                       : ending == TR__RPC_DIED ? "died, or exited without tr_rpc_stop()"
-                       : ending == TR__RPC_CUT  ? "has closed its connection"
-                       : ending == TR__RPC_CORRUPT ? "sent a damaged message: bits of it changed on the way"
-                                                   : "sends what is no message of ours";
-    return tr__fail(ending >= TR__RPC_DAMAGED ? TR_FORMAT : TR_PEER, "worker %d (\"%s\"%s%s) %s", link->worker, link->name,
-        process[0] ? ", " : "", process, what);
+    return tr__fail(endings[ending].status, "worker %d (\"%s\"%s%s) %s", link->worker, link->name, process[0] ? ", " : "",
+        process, endings[ending].what);
 }
 
 static void end_link(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
-    if (ending < TR__RPC_DAMAGED) tr__rpc_read_all(rpc); /* its last words */
-    if (ending == TR__RPC_DIED && link->local) tr__raw_idle(rpc->group);
+    if (ending < TR__RPC_DAMAGED) tr__rpc_read_rest(rpc, link); /* its last words */
+    if ((ending == TR__RPC_DIED || ending == TR__RPC_LEFT) && link->local) tr__raw_idle(rpc->group);
     say_why(rpc, link, ending);
     link->why = tr__error_take();
     atomic_store(&link->gone, true);
@@ -212,7 +221,7 @@ bool tr__rpc_end_links(tr_rpc *rpc)
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
-        tr__rpc_ending over = tr__link_over(link, tr__now_ns(), &pending);
+        tr__rpc_ending over = tr__link_over(rpc, link, tr__now_ns(), &pending);
         if (over != TR__RPC_LASTS) tr__rpc_lose(rpc, i, over);
         if (atomic_load(&link->ending) != TR__RPC_LASTS) end_link(rpc, link);
     }
@@ -225,8 +234,9 @@ bool tr__rpc_end_links(tr_rpc *rpc)
 static void close_agent(tr_rpc *rpc, bool politely)
 {
     tr__rpc_end_replies(rpc);
+    int64_t until = tr__now_ns() + FINISH_MS * (int64_t)1000000;
     for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i]);
+        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i], until);
     tr__rpc_end_clock(rpc);
     tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     tr__error *why = tr__error_take();

@@ -110,8 +110,9 @@ typedef struct tr__rpc_blocks { /* that we have made for a worker */
     tr__rpc_shared_block *first;
 } tr__rpc_blocks;
 
+/* From TR__RPC_DAMAGED on, what has come is not read any more. */
 typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
-    TR__RPC_CORRUPT } tr__rpc_ending;
+    TR__RPC_CORRUPT, TR__RPC_NOT_SHOWN } tr__rpc_ending;
 
 typedef struct tr__rpc_link {
     int worker;
@@ -121,6 +122,7 @@ typedef struct tr__rpc_link {
     tr__rpc_blocks blocks;
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
     atomic_bool gone;   /* no message comes or goes any more */
+    atomic_int found;   /* its messages that have been read and are not dealt with yet */
     tr__error *why;     /* then: set before */
     /* Under agent->calls_lock: what is under way to it. */
     uint64_t charged;
@@ -313,8 +315,8 @@ const tr__rpc_attention *tr__rpc_attends(const tr_rpc *rpc);
 void tr__rpc_serve_later(tr__rpc_inbound *m);
 /* A request that has not begun never will. */
 void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id);
-/* Reads what there is, also when another thread does. */
-void tr__rpc_read_all(tr_rpc *rpc);
+/* Reads what a worker that is gone has left, and returns when all of it is dealt with. */
+void tr__rpc_read_rest(tr_rpc *rpc, tr__rpc_link *link);
 /* Looks for messages once, unless another thread does; never sleeps. */
 void tr__rpc_poll(tr_rpc *rpc);
 /* Wakes a thread that sleeps for messages. */
@@ -349,18 +351,18 @@ void tr__link_free(tr__rpc_link *link);
 tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w);
 /* Is there something to read, or room for what could not be sent? */
 bool tr__link_waiting(const tr__rpc_link *link);
-/* Under `reading`. */
+/* Under `reading`: reads what is there, or a part of it, as others may wait. */
 void tr__link_read(tr_rpc *rpc, tr__rpc_link *link);
 /* What epoll has told of; reading then goes on until nothing is there. */
 void tr__link_ready(tr__rpc_link *link, uint32_t events);
 /* The worker has shown memory. */
 void tr__link_shown(tr_rpc *rpc, tr__rpc_link *link);
 /* Has it been at its end for so long, or kept reading waiting, that nothing will come any more? `pending`: it may be so soon. */
-tr__rpc_ending tr__link_over(const tr__rpc_link *link, int64_t now, bool *pending);
+tr__rpc_ending tr__link_over(const tr_rpc *rpc, const tr__rpc_link *link, int64_t now, bool *pending);
 /* Tells the other end that we read no more. */
 void tr__link_refuse(tr__rpc_link *link);
-/* Sends what is left, as long as the other end takes it. */
-void tr__link_finish(tr__rpc_link *link);
+/* Sends what is left, until then at most. */
+void tr__link_finish(tr__rpc_link *link, int64_t deadline);
 
 /* ---- blocks.c ---------------------------------------------------------------------------------------------------- */
 

@@ -25,9 +25,9 @@
 #include <time.h>
 
 enum {
-    FINISH_MS = 5000,
     CUT_MS = 500,
-    SHOW_MS = 10000, /* how long a block may come after the message that names it */
+    SHOW_MS = 10000, /* how long a block may come after the message that names it, if the agent's timeout is shorter */
+    SHARE = 1 << 20, /* bytes that are read from one worker before the others have their turn */
     IOV_MOST = 64,
     COMES = EPOLLIN | EPOLLRDHUP,
 };
@@ -183,11 +183,11 @@ static void watch_room(tr__rpc_stream *f)
         atomic_store(&f->out->waits, wanted);
 }
 
-/* Under the lock: a ring may have got room before its reader knew that we wait for some. */
+/* Under the lock: a ring may have got room before its reader knew that we wait for some. Of a socket epoll tells that. */
 static void go_on_sending(tr__rpc_stream *f)
 {
     watch_room(f);
-    if (!is_pending(f)) return;
+    if (f->wire || !is_pending(f)) return;
     flush(f);
     watch_room(f);
 }
@@ -315,10 +315,12 @@ tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
 static void send_more(tr__rpc_stream *f)
 {
     pthread_mutex_lock(&f->lock);
+    uint64_t before = f->wire ? 0 : atomic_load(&f->out->written);
     flush(f);
     watch_room(f);
+    bool news = !f->wire && atomic_load(&f->out->written) != before;
     pthread_mutex_unlock(&f->lock);
-    if (!f->wire) ring_bell(f->bell);
+    if (news) ring_bell(f->bell);
 }
 
 void tr__link_ready(tr__rpc_link *link, uint32_t events)
@@ -347,13 +349,14 @@ bool tr__link_waiting(const tr__rpc_link *link)
     return bytes_in(f->in) || closed || atomic_load(&f->stalled_since);
 }
 
-tr__rpc_ending tr__link_over(const tr__rpc_link *link, int64_t now, bool *pending)
+tr__rpc_ending tr__link_over(const tr_rpc *rpc, const tr__rpc_link *link, int64_t now, bool *pending)
 {
     const tr__rpc_stream *f = link->stream;
+    int64_t patience_ms = rpc->timeout_ms > SHOW_MS ? rpc->timeout_ms : SHOW_MS;
     int64_t ended = f ? atomic_load(&f->ended) : 0, stalled = f ? atomic_load(&f->stalled_since) : 0;
     *pending |= ended || stalled;
     if (ended && now - ended > CUT_MS * (int64_t)1000000) return TR__RPC_CUT;
-    return stalled && now - stalled > SHOW_MS * (int64_t)1000000 ? TR__RPC_DAMAGED : TR__RPC_LASTS;
+    return stalled && now - stalled > patience_ms * 1000000 ? TR__RPC_NOT_SHOWN : TR__RPC_LASTS;
 }
 
 /* As tr__wire_receive(). */
@@ -464,13 +467,16 @@ static void give_up_reading(tr_rpc *rpc, tr__rpc_link *link, tr__rpc_ending reas
     tr__rpc_lose(rpc, link->worker, reason);
 }
 
+/* What is there, but not more than a worker's share. */
 static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
 {
     tr__rpc_stream *f = link->stream;
+    size_t share = SHARE;
     do {
         size_t want;
         char *place = next_place(f, &want);
-        ssize_t got = f->got < want ? receive(f, place + f->got, want - f->got) : 0;
+        size_t part = want - f->got < share ? want - f->got : share;
+        ssize_t got = part ? receive(f, place + f->got, part) : 0;
         if (got < 0 && errno != EBADMSG && errno != EPROTO && tr__wire_would_block()) return;
         if (got < 0 && (errno == EBADMSG || errno == EPROTO)) {
             give_up_reading(rpc, link, errno == EBADMSG ? TR__RPC_CORRUPT : TR__RPC_DAMAGED);
@@ -482,10 +488,12 @@ static void read_stream(tr_rpc *rpc, tr__rpc_link *link)
             return;
         }
         f->got += (size_t)got;
+        share -= (size_t)got;
         progress p = f->got == want ? go_on(rpc, link) : DONE;
         if (p == BROKEN) give_up_reading(rpc, link, TR__RPC_DAMAGED);
         if (p != DONE) return;
-    } while (!is_drained(f));
+    } while (share && !is_drained(f));
+    if (f->wire && !is_drained(f)) atomic_store(&f->ready, true);
 }
 
 void tr__link_read(tr_rpc *rpc, tr__rpc_link *link)
@@ -618,10 +626,9 @@ void tr__link_refuse(tr__rpc_link *link)
     ring_bell(f->bell);
 }
 
-void tr__link_finish(tr__rpc_link *link)
+void tr__link_finish(tr__rpc_link *link, int64_t deadline)
 {
     tr__rpc_stream *f = link->stream;
-    int64_t deadline = tr__now_ns() + FINISH_MS * (int64_t)1000000;
     bool left = true;
     while (left && !atomic_load(&link->gone)) {
         pthread_mutex_lock(&f->lock);

@@ -14,6 +14,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, TICK_MS = 1000, LOOK_MS = 100 };
@@ -165,7 +166,9 @@ static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *m)
     for (tr__rpc_inbound *next; m; m = next) {
         next = m->next;
         m->next = NULL;
+        tr__rpc_link *link = &rpc->links[m->from];
         tr__rpc_arrived_message(rpc, m);
+        atomic_fetch_sub(&link->found, 1);
     }
     current_batch = outer;
     tr__rpc_call_back(own_batch.first);
@@ -212,15 +215,20 @@ void tr__rpc_poll(tr_rpc *rpc)
     look(rpc, false);
 }
 
-void tr__rpc_read_all(tr_rpc *rpc)
-{
-    look(rpc, true);
-}
-
 void tr__rpc_found(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     *rpc->found_last = m;
     rpc->found_last = &m->next;
+    atomic_fetch_add(&rpc->links[m->from].found, 1);
+}
+
+void tr__rpc_read_rest(tr_rpc *rpc, tr__rpc_link *link)
+{
+    enum { READS = 1024, PAUSE_NS = 50000 }; /* sockets hold some of it */
+    int reads = 0;
+    do look(rpc, true);
+    while (++reads < READS && tr__link_waiting(link));
+    while (atomic_load(&link->found)) nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL); /* by another thread */
 }
 
 /* ---- Requests ---------------------------------------------------------------------------------------------------- */

@@ -300,7 +300,6 @@ static void start(void)
     rpc->found_last = &rpc->found;
     rpc->watch = rpc->dozing = rpc->kick = -1;
     rpc->next_deadline = INT64_MAX;
-    atomic_store(&rpc->closing, true); /* no threads */
     renew_link();
     register_all();
 }
@@ -416,7 +415,7 @@ static void read_ring(tr_rpc *rpc, uint8_t *bytes, size_t count, uint8_t how)
     if (how & 8) put_right(bytes, count);
     name_blocks(bytes, count);
     write_ring(bytes, count, how & 2, (how & 12) == 4);
-    tr__rpc_read_all(rpc);
+    tr__rpc_read_rest(rpc, &rpc->links[1]);
     serve_all(rpc);
     renew_link();
 }
@@ -434,7 +433,7 @@ static void read_stream(tr_rpc *rpc, const uint8_t *bytes, size_t count)
     rpc->watch = -1;
     FUZZ_CHECK(send(ends[1], bytes, count, MSG_NOSIGNAL) == (ssize_t)count);
     tr__link_ready(link, EPOLLIN);
-    tr__rpc_read_all(rpc);
+    tr__rpc_read_rest(rpc, &rpc->links[1]);
     serve_all(rpc);
     close(ends[1]);
     tr__link_free(link);

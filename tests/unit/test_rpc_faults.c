@@ -5,6 +5,8 @@
 #include "base/clock.h"
 #include "rpc/agent.h"
 
+#include <trireme/ops.h>
+
 #include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -12,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -52,13 +55,26 @@ static int64_t doze(int64_t ms)
 }
 TR_RPC(doze, I64, RETURNS(I64));
 
+static int64_t length(const char *text)
+{
+    return (int64_t)strlen(text);
+}
+TR_RPC(length, STRING, RETURNS(I64));
+
+static atomic_int mirrored;
+
+static tr_tensor *mirror(tr_tensor *x)
+{
+    atomic_fetch_add(&mirrored, 1);
+    return x;
+}
+TR_RPC(mirror, TENSOR, RETURNS(TENSOR));
+
 static tr_rpc *start(const rank *r)
 {
     tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
-    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &lean_rpc);
-    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &doze_rpc);
-    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &twice_rpc);
-    if (tr_status_of(rpc) == TR_OK) (void)!tr_rpc_register(rpc, &halt_rpc);
+    const tr_rpc_function *const all[] = {&lean_rpc, &doze_rpc, &twice_rpc, &halt_rpc, &length_rpc, &mirror_rpc};
+    for (size_t i = 0; i < sizeof all / sizeof *all && tr_status_of(rpc) == TR_OK; i++) (void)!tr_rpc_register(rpc, all[i]);
     return rpc;
 }
 
@@ -154,6 +170,52 @@ static void giving_up_ends_what_waits_for_it(void **state)
     reap(&j, 0);
     kill(j.ranks[1].pid, SIGCONT);
     reap(&j, 1);
+    check_all(&j);
+    finish(&j);
+}
+
+/* So many bytes, to be freed. */
+static char *text_of(size_t bytes)
+{
+    char *text = malloc(bytes + 1);
+    if (!text) return NULL;
+    memset(text, 'a', bytes);
+    text[bytes] = 0;
+    return text;
+}
+
+/* More than a ring holds is under way to each of three that stand still. */
+static tr_status stop_beside_statues(rank *r)
+{
+    enum { CALLS = 600, BYTES = 1 << 10 }; /* short enough to go through the ring */
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number) {
+        raise(SIGSTOP);
+        return TR_OK;
+    }
+    usleep(200000);
+    char *text = text_of(BYTES);
+    for (int i = 0; text && i < 3 * CALLS; i++) TRY(tr_status_of(tr_rpc_async(rpc, tr_rpc_name(rpc, 1 + i % 3), "length", text)));
+    free(text);
+    rpc->timeout_ms = 100;
+    int64_t before = tr__now_ns();
+    CHECK(tr_rpc_stop(rpc) == TR_TIMEOUT);
+    return tr__now_ns() - before < 9000000000 ? TR_OK : tr_fail(TR_INTERNAL, "each was waited for in turn");
+}
+
+static void statues_are_waited_for_together(void **state)
+{
+    (void)state;
+    job j;
+    start_job(&j, 4, stop_beside_statues, NULL);
+    reap(&j, 0);
+    for (int i = 1; i < 4; i++) {
+        kill(j.ranks[i].pid, SIGCONT);
+        reap(&j, i);
+    }
     check_all(&j);
     finish(&j);
 }
@@ -288,6 +350,107 @@ static void an_agent_that_is_dropped_ends_after_its_calls(void **state)
     run_job_in(&(setting){.hosts = far}, 2, drop_what_is_under_way, NULL);
 }
 
+/* Serves some calls and drops its agent. */
+static tr_status mirror_some(const rank *r, int calls)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    while (atomic_load(&mirrored) < calls || tr__rpc_requests(rpc)) usleep(1000);
+    return TR_OK;
+}
+
+/* Worker 0 reads nothing until worker 1 is gone, and then what that has left: tensors, in blocks of its. */
+static tr_status read_what_was_left(rank *r)
+{
+    enum { CALLS = 8, FLOATS = 4096 };
+    if (r->number) {
+        TRY(mirror_some(r, CALLS));
+        return tr_barrier(r->group);
+    }
+    TR_SCOPE;
+    tr_future *calls[CALLS];
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    pthread_mutex_lock(&rpc->reading);
+    for (int i = 0; i < CALLS; i++) calls[i] = tr_rpc_async(rpc, "worker1", "mirror", tr_full(i, TR_SHAPE(FLOATS)));
+    for (int ms = 0; ms < PATIENCE_MS && atomic_load(&rpc->links[1].ending) == TR__RPC_LASTS; ms++) usleep(1000);
+    usleep(200000); /* its blocks are taken back right after */
+    pthread_mutex_unlock(&rpc->reading);
+    for (int i = 0; i < CALLS; i++) {
+        TRY(tr_future_wait(calls[i]));
+        CHECK(tr_item(tr_sum(tr_future_tensor(calls[i]))) == (double)i * FLOATS);
+    }
+    while (!atomic_load(&rpc->links[1].gone)) usleep(1000);
+    CHECK(call(rpc, 1) == TR_PEER);
+    TRY(says("has stopped"));
+    return tr_barrier(r->group);
+}
+
+static void answers_are_read_whose_worker_has_dropped_its_agent(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1};
+    run_job(2, read_what_was_left, NULL);
+    run_job_in(&(setting){.hosts = far}, 2, read_what_was_left, NULL);
+}
+
+/* ---- A worker that sends much --------------------------------------------------------------------------------------- */
+
+static size_t bytes_found(const tr_rpc *rpc)
+{
+    size_t bytes = 0;
+    for (const tr__rpc_inbound *m = rpc->found; m; m = m->next) bytes += m->frame.body + m->frame.payload;
+    return bytes;
+}
+
+/* Reads of worker 1 until so much has come. The most that came at once. */
+static size_t most_at_once(tr_rpc *rpc, size_t wanted)
+{
+    size_t most = 0;
+    int64_t until = tr__now_ns() + PATIENCE_MS * (int64_t)1000000;
+    pthread_mutex_lock(&rpc->reading);
+    for (size_t found = bytes_found(rpc), before; found < wanted && tr__now_ns() < until;) {
+        tr__rpc_poll(rpc); /* which finds that somebody reads, but hears what epoll says */
+        if (tr__link_waiting(&rpc->links[1])) tr__link_read(rpc, &rpc->links[1]);
+        before = found;
+        found = bytes_found(rpc);
+        if (found - before > most) most = found - before;
+    }
+    pthread_mutex_unlock(&rpc->reading);
+    return most;
+}
+
+/* Worker 1 sends 32 MiB to worker 0. */
+static tr_status read_by_shares(rank *r)
+{
+    enum { CALLS = 512, BYTES = 64 << 10, SHARE = 1 << 20 };
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number) {
+        tr_future *calls[CALLS];
+        char *text = text_of(BYTES);
+        for (int i = 0; text && i < CALLS; i++) calls[i] = tr_rpc_async(rpc, "worker0", "length", text);
+        free(text);
+        for (int i = 0; i < CALLS; i++) TRY(tr_future_wait(calls[i]));
+    } else {
+        size_t most = most_at_once(rpc, (size_t)CALLS * BYTES / 2);
+        if (most > SHARE + BYTES) return tr_fail(TR_INTERNAL, "%zu bytes were read at once", most);
+    }
+    return tr_rpc_stop(rpc);
+}
+
+static void one_who_sends_much_is_read_a_share_at_a_time(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1};
+    run_job_in(&(setting){.hosts = far}, 2, read_by_shares, NULL);
+}
+
 /* ---- What is no message --------------------------------------------------------------------------------------------- */
 
 /* Workers 1 to 4 send something to worker 0 by which it cannot go on. */
@@ -338,6 +501,40 @@ static void what_is_no_message_ends_that_link_alone(void **state)
     static const int near[] = {0, 0, 0, 0, 0}, far[] = {0, 1, 2, 1, 2};
     run_job_in(&(setting){.hosts = near}, 5, meet_nonsense, NULL);
     run_job_in(&(setting){.hosts = far}, 5, meet_nonsense, NULL);
+}
+
+/* Worker 1's message has a piece in a block that nobody has shown. It may come late, and does not. */
+static tr_status name_no_block(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number) {
+        tr__rpc_writer w;
+        tr__rpc_writer_begin(&w);
+        tr__rpc_place place = {.segment = UINT64_MAX, .bytes = 3000};
+        tr__rpc_write_bytes(&w, &place, sizeof place);
+        tr__rpc_frame frame = {.magic = TR__RPC_MAGIC, .version = TR__RPC_VERSION, .type = TR__RPC_REQUEST, .pieces = 1,
+            .payload = place.bytes};
+        TRY(tr__link_send(rpc, &rpc->links[0], &frame, &w));
+        tr__rpc_writer_end(&w);
+    }
+    rpc->timeout_ms = 100; /* shorter than a block is waited for in any case */
+    int64_t before = tr__now_ns();
+    for (int ms = 0; ms < PATIENCE_MS && !atomic_load(&rpc->links[1 - r->number].gone); ms++) usleep(1000);
+    if (r->number == 0) {
+        CHECK(call(rpc, 1) == TR_TIMEOUT);
+        TRY(says("has not shown in time the shared memory that a message of its names"));
+        CHECK(tr__now_ns() - before > 9000000000);
+    }
+    return tr_barrier(r->group);
+}
+
+static void a_block_that_does_not_come_is_named(void **state)
+{
+    (void)state;
+    run_job(2, name_no_block, NULL);
 }
 
 /* Worker 0 is stopped while worker 1 writes nonsense and dies: it then hears of both at once. Worker 0's threads sleep afterwards. */
@@ -394,10 +591,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_that_stands_still_is_named),
         cmocka_unit_test(giving_up_ends_what_waits_for_it),
+        cmocka_unit_test(statues_are_waited_for_together),
         cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
         cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),
+        cmocka_unit_test(answers_are_read_whose_worker_has_dropped_its_agent),
+        cmocka_unit_test(one_who_sends_much_is_read_a_share_at_a_time),
+        cmocka_unit_test(a_block_that_does_not_come_is_named),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
         cmocka_unit_test(nobody_waits_for_the_rest_of_nonsense),
     };

@@ -35,7 +35,7 @@ static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message 
 static void say_gone(tr__shm *t, const tr__shm_peer *peer)
 {
     const tr__raw_events *events = atomic_load(&t->raw);
-    if (events) events->gone(events->user, peer->rank, atomic_load(&peer->left));
+    if (events) events->gone(events->user, peer->rank, atomic_load(&peer->left), true);
 }
 
 static void said_goodbye(tr__shm *t, tr__shm_peer *peer)

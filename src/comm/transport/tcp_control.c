@@ -115,7 +115,7 @@ static tr_status hang_up(tr__tcp *t, tr__tcp_peer *peer, int error)
     bool left = atomic_load(&peer->left);
     if (!left) tr__failure_note_death(t->failure, peer->rank);
     const tr__raw_events *events = atomic_load(&t->raw);
-    if (events) events->gone(events->user, peer->rank, left);
+    if (events) events->gone(events->user, peer->rank, left, false);
     if (left) return TR_OK;
     if (error == EBADMSG) return tr__tcp_damaged(t, peer);
     write_moment(t, moment, sizeof moment);
@@ -149,7 +149,7 @@ static void hear_goodbye(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *ca
     pthread_cond_broadcast(&t->changed);
     pthread_mutex_unlock(&t->lock);
     const tr__raw_events *events = atomic_load(&t->raw);
-    if (events) events->gone(events->user, peer->rank, true);
+    if (events) events->gone(events->user, peer->rank, true, false);
     tr__tcp_wake(t); /* it makes no connection any more */
 }
 
