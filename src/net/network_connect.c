@@ -269,7 +269,7 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
     tr__network_record record = record_of(n, a->rank);
     if (!tr__address_parse(record.address, &to))
         return tr__fail(TR_FORMAT, "group '%s': the record of rank %d has no address: '%s'", n->name, a->rank, record.address);
-    if (tr__address_is_loopback(&to) && !record.same_host)
+    if (tr__is_loopback(&to.any) && !record.same_host)
         return tr__fail(TR_AUTH, "group '%s': rank %d on host %s listens at %s only, where rank %d on host %s cannot "
             "reach it. Ranks on several hosts need a token (TRIREME_TOKEN, the same for all), and a store that they "
             "reach at an address of its host's own, or TRIREME_ADDRESS", n->name, a->rank, record.host, record.address, n->rank,
