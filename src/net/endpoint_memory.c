@@ -160,8 +160,8 @@ static tr_status open_memory(const tr__endpoint_peer *peer, int fd, tr__shm_mapp
 {
     tr__segment segment;
     if (fd == TR__SHM_LOST)
-        return tr__fail_errno(TR_IO, EMFILE, "this process has no descriptor left to map %zu bytes of rank %d (pid %ld); raise the limit "
-            "(ulimit -n)", mapping->bytes, peer->rank, peer->pid);
+        return tr__fail_errno(TR_IO, EMFILE, "this process has no descriptor left to map %zu bytes of rank %d (pid %ld); raise "
+            "the limit (ulimit -n)", mapping->bytes, peer->rank, peer->pid);
     if (!peer->in_process && fd < 0)
         return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment without descriptor", peer->rank, peer->pid);
     if (!peer->in_process) return map_file(peer, mapping->bytes, fd, &mapping->memory);

@@ -1,6 +1,6 @@
 /*
- * Descriptors run out while ranks of a host share memory or join: the rank that has none left is the one that is named, nobody waits
- * for what cannot come, and what else the ranks have goes on.
+ * Descriptors run out while ranks of a host share memory or join: the rank that has none left is the one that is named,
+ * nobody waits for what cannot come, and what else the ranks have goes on.
  *
  * ctest: serial
  */
