@@ -28,7 +28,8 @@ enum { COUNT = 50000, SHORT_MS = 5000 };
 /* What the kernel is to refuse, so many times. */
 static atomic_int refused_sends, refused_accepts, asked_accepts;
 
-ssize_t __real_sendmsg(int socket, const struct msghdr *message, int flags), __wrap_sendmsg(int, const struct msghdr *, int);
+ssize_t __real_sendmsg(int socket, const struct msghdr *message, int flags),
+    __wrap_sendmsg(int, const struct msghdr *, int);
 ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags)
 {
     if (!message->msg_controllen || atomic_load(&refused_sends) == 0) return __real_sendmsg(socket, message, flags);
@@ -169,8 +170,8 @@ static void a_message_that_the_kernel_has_no_room_for_goes_later(void **state)
 static tr_status cannot_accept(rank *r)
 {
     if (r->number == 0) atomic_store(&refused_accepts, 1);
-    tr_group *again = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .name = "again", .transport = "shm",
-        .timeout_ms = SHORT_MS);
+    tr_group *again = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .name = "again",
+        .transport = "shm", .timeout_ms = SHORT_MS);
     CHECK(r->number == 0 ? tr_status_of(again) == TR_IO : tr_status_of(again) != TR_OK);
     SAYS(r->number == 0 ? "rank 0 cannot accept a connection of another rank" : "rank 0");
     return tr_leave(r->group);
@@ -182,7 +183,7 @@ static void a_rank_that_can_accept_nobody_says_so(void **state)
     run_job_in(&(setting){.transport = "shm"}, 2, cannot_accept, NULL);
 }
 
-/* A connection waits at a rank that has no descriptor for it: its thread looks now and then. Later its peers connect. */
+/* A connection waits at a rank that has no descriptor for it: its thread looks now and then. Later peers connect. */
 static tr_status cannot_accept_yet(rank *r)
 {
     tr__shm *shm;
