@@ -9,10 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-bool tr__address_is_loopback(const tr__address *a)
+bool tr__is_loopback(const struct sockaddr *address)
 {
-    if (a->any.sa_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&a->in6.sin6_addr);
-    return (ntohl(a->in.sin_addr.s_addr) >> 24) == 127;
+    if (address->sa_family == AF_INET) return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == 127;
+    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
 }
 
 static bool read_address(const char *text, const char *port, tr__address *a)
@@ -66,7 +66,7 @@ tr_status tr__address_choose(const char *group, const char *wanted, bool anywher
         if (!read_address(wanted, NULL, a) && !interface_address(wanted, a))
             return tr__fail(TR_INVALID, "group '%s': '%s' is neither an IP address nor a network interface of this "
                 "host with one", group, wanted);
-        if (!anywhere && !tr__address_is_loopback(a))
+        if (!anywhere && !tr__is_loopback(&a->any))
             return tr__fail(TR_AUTH, "group '%s': without a token ranks listen on loopback only, not on '%s'; set "
                 "TRIREME_TOKEN, the same for all ranks", group, wanted);
         return TR_OK;

@@ -23,7 +23,7 @@ static inline socklen_t tr__address_length(const tr__address *a)
     return a->any.sa_family == AF_INET6 ? sizeof a->in6 : sizeof a->in;
 }
 
-bool tr__address_is_loopback(const tr__address *a);
+bool tr__is_loopback(const struct sockaddr *address);
 /* Which of this host's addresses a group's ranks are to be reached at: the one `wanted`, an IP address or an interface's name; if
  * it is NULL or empty, the one towards a host (NULL: not known), else loopback. Not anywhere: loopback only. */
 tr_status tr__address_choose(const char *group, const char *wanted, bool anywhere, const char *towards, tr__address *a);

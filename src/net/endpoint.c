@@ -145,9 +145,16 @@ static tr_status take_block(tr__endpoint *e, void **block)
     *block = free_block(e);
     if (*block) return TR_OK;
     TR__TRY(make_blocks(e, 0, BLOCKS));
-    TR__TRY(show_blocks(e));
-    *block = free_block(e);
-    return TR_OK;
+    tr_status status = show_blocks(e);
+    if (status == TR_OK) {
+        *block = free_block(e);
+        return TR_OK;
+    }
+    tr__endpoint_blocks *unknown = e->blocks; /* to a peer, which would wait for its memory in vain */
+    e->blocks = unknown->next;
+    tr_shared_free(unknown->memory);
+    free(unknown);
+    return status;
 }
 
 static void return_block(tr__endpoint *e, char *block)

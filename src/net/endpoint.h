@@ -207,7 +207,9 @@ void tr__attachment_retire(tr__attachment *a);
 
 /* ---- endpoint_monitor.c ------------------------------------------------------------------------------------------ */
 
-/* Sends or receives one message; -1 with errno. *fd is the descriptor that goes along or came, or -1. */
+/* Sends or receives one message; -1 with errno. *fd is the descriptor that goes along or came, -1, or TR__SHM_LOST: one was sent
+ * along, and this process has no room for it. */
+enum { TR__SHM_LOST = -2 };
 ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd);
 ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
 tr_status tr__endpoint_monitor_start(tr__endpoint *e);

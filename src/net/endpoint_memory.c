@@ -66,22 +66,33 @@ tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segme
     return tr__fail_errno(TR_IO, errno, "no descriptor to share memory with rank %d (pid %ld)", peer->rank, peer->pid);
 }
 
+/* The peer could not be told: it is when the segment is shown again. */
+static void take_note_back(tr__endpoint *e, uint64_t id, int peer)
+{
+    pthread_mutex_lock(&e->lock);
+    tr__endpoint_segment *s = find_shown(e, id);
+    if (s) s->told[peer] = false;
+    pthread_mutex_unlock(&e->lock);
+}
+
 tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed)
 {
     const tr__shm_message message = {.type = TR__SHM_SEGMENT, .status = !needed, .id = segment->id, .bytes = segment->bytes};
     bool any = false;
-    for (int i = 0; i < count; i++) {
-        bool fresh;
+    tr_status status = TR_OK;
+    for (int i = 0; i < count && status == TR_OK; i++) {
+        bool fresh = false;
         int fd;
         if (peers[i] == e->rank) continue;
-        TR__TRY(note(e, segment->id, peers[i], &fresh));
+        status = note(e, segment->id, peers[i], &fresh);
         if (!fresh) continue;
-        TR__TRY(tr__endpoint_descriptor(&e->peers[peers[i]], segment, &fd));
-        TR__TRY(tr__endpoint_post(e, peers[i], &message, fd));
-        any = true;
+        status = tr__endpoint_descriptor(&e->peers[peers[i]], segment, &fd);
+        if (status == TR_OK) status = tr__endpoint_post(e, peers[i], &message, fd);
+        if (status != TR_OK) take_note_back(e, segment->id, peers[i]);
+        any |= status == TR_OK;
     }
     if (any) tr__endpoint_kick(e);
-    return TR_OK;
+    return status;
 }
 
 /* One of this process's segments is freed: the peers that know it are told. */
@@ -148,6 +159,9 @@ static tr_status map_file(const tr__endpoint_peer *peer, size_t bytes, int fd, c
 static tr_status open_memory(const tr__endpoint_peer *peer, int fd, tr__shm_mapping *mapping)
 {
     tr__segment segment;
+    if (fd == TR__SHM_LOST)
+        return tr__fail_errno(TR_IO, EMFILE, "this process has no descriptor left to map %zu bytes of rank %d (pid %ld); raise "
+            "the limit (ulimit -n)", mapping->bytes, peer->rank, peer->pid);
     if (!peer->in_process && fd < 0)
         return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a segment without descriptor", peer->rank, peer->pid);
     if (!peer->in_process) return map_file(peer, mapping->bytes, fd, &mapping->memory);

@@ -15,7 +15,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { FLUSH_MS = 1000 }; /* how long a goodbye may take to send: a peer that is stopped does not read */
+enum {
+    FLUSH_MS = 1000, /* how long a goodbye may take to send: a peer that is stopped does not read */
+    AGAIN_MS = 10,   /* between two tries to send what the kernel has no room for */
+};
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +60,8 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd)
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
         memcpy(fd, CMSG_DATA(c), sizeof(int));
+    else if (m.msg_flags & MSG_CTRUNC)
+        *fd = TR__SHM_LOST;
     message->cookie[TR__COOKIE_TEXT - 1] = 0;
     message->text[sizeof message->text - 1] = 0;
     return got;
@@ -208,30 +213,38 @@ static void drop_queued(tr__endpoint *e, tr__endpoint_peer *peer)
     free(queued);
 }
 
-/* Sends what the socket takes; true when messages are left. */
-static bool flush(tr__endpoint *e, tr__endpoint_peer *peer)
+/* What is to be polled for before the rest can be sent; 0: nothing is left, or *again: the kernel has no memory, or too many
+ * descriptors are on their way between processes of this user, which nothing tells the end of. */
+static short flush(tr__endpoint *e, tr__endpoint_peer *peer, bool *again)
 {
     for (tr__shm_queued *queued; (queued = first_queued(e, peer)); drop_queued(e, peer)) {
         if (peer->socket < 0) continue;
         ssize_t sent = tr__shm_send(peer->socket, &queued->message, queued->fd);
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-        if (sent >= 0) atomic_fetch_add(&e->page->counts[queued->peer].sent, 1);
+        if (sent >= 0) {
+            atomic_fetch_add(&e->page->counts[queued->peer].sent, 1);
+            continue;
+        }
+        if (errno == EAGAIN || errno == EWOULDBLOCK) return POLLOUT;
+        *again = errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS;
+        if (*again) return 0;
         /* Any other failure is a peer that has gone, which reading will tell. */
     }
-    return false;
+    return 0;
 }
 
 /* ---- The thread -------------------------------------------------------------------------------------------------- */
 
-/* Returns whether messages are left. */
-static bool flush_all(tr__endpoint *e)
+/* Returns whether messages are left; *again: some of them must be tried again after a while. */
+static bool flush_all(tr__endpoint *e, bool *again)
 {
     bool unsent = false;
+    *again = false;
     for (int i = 0; i < e->world_size; i++) {
-        bool left = flush(e, &e->peers[i]);
-        short events = (short)(POLLIN | (left ? POLLOUT : 0));
-        e->polled[i] = (struct pollfd){.fd = e->peers[i].socket, .events = events};
-        unsent |= left;
+        bool later = false;
+        short room = flush(e, &e->peers[i], &later);
+        e->polled[i] = (struct pollfd){.fd = e->peers[i].socket, .events = (short)(POLLIN | room)};
+        unsent |= room || later;
+        *again |= later;
     }
     e->polled[e->world_size] = (struct pollfd){.fd = e->kick, .events = POLLIN};
     return unsent;
@@ -245,10 +258,10 @@ static void *monitor(void *arg)
         uint64_t kicks;
         while (read(e->kick, &kicks, sizeof kicks) > 0) continue;
         bool stopping = atomic_load(&e->stopping); /* read before the messages: the goodbyes are among them */
-        bool unsent = flush_all(e);
+        bool again, unsent = flush_all(e, &again);
         if (stopping && !stop_at) stop_at = tr__now_ns() + (int64_t)FLUSH_MS * 1000000;
         if (stopping && (!unsent || tr__now_ns() >= stop_at)) return NULL;
-        if (poll(e->polled, (nfds_t)e->world_size + 1, stopping ? 10 : -1) <= 0) continue;
+        if (poll(e->polled, (nfds_t)e->world_size + 1, stopping || again ? AGAIN_MS : -1) <= 0) continue;
         for (int i = 0; i < e->world_size; i++)
             if (e->polled[i].revents & (POLLIN | POLLHUP | POLLERR)) receive_all(e, i);
     }

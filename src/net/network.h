@@ -253,6 +253,7 @@ typedef struct tr__network_endpoint {
     tr__attempt *incoming;   /* [incoming_most] */
     int incoming_most;
     uint64_t came;
+    int64_t full_until;      /* no descriptor is left: until then nobody is let in */
     tr__origins origins;
     int turned_away;
     int unpaced; /* connections for which the congestion control was changed */

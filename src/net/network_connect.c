@@ -269,7 +269,7 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
     tr__network_record record = record_of(n, a->rank);
     if (!tr__address_parse(record.address, &to))
         return tr__fail(TR_FORMAT, "group '%s': the record of rank %d has no address: '%s'", n->name, a->rank, record.address);
-    if (tr__address_is_loopback(&to) && !record.same_host)
+    if (tr__is_loopback(&to.any) && !record.same_host)
         return tr__fail(TR_AUTH, "group '%s': rank %d on host %s listens at %s only, where rank %d on host %s cannot "
             "reach it. Ranks on several hosts need a token (TRIREME_TOKEN, the same for all), and a store that they "
             "reach at an address of its host's own, or TRIREME_ADDRESS", n->name, a->rank, record.host, record.address, n->rank,
@@ -460,9 +460,11 @@ static tr_status let_in(tr__network_endpoint *n)
         int socket = accept4(n->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (socket < 0 && (errno == EMFILE || errno == ENFILE)) {
             tr__attempt *first = first_to_go(n);
-            if (!first || first->proved) return TR_OK;
-            send_away(n, first);
-            continue;
+            if (first && !first->proved) {
+                send_away(n, first);
+                continue;
+            }
+            n->full_until = tr__now_ns() + REACH_MS * (int64_t)1000000; /* connections that wait would keep this thread awake */
         }
         if (socket < 0) return TR_OK;
         tr__link_bound_retries(socket);
@@ -533,11 +535,12 @@ static tr_status prepare(tr__network_endpoint *n, int *count, int *outgoing, int
     pthread_mutex_unlock(&n->lock);
     TR__TRY(need_room(n, most));
     *count = 0;
-    poll_for(n, count, n->listener, POLLIN, NULL);
+    int64_t now = tr__now_ns();
+    bool full = n->full_until > now;
+    int least = full && *wait_ms > REACH_MS ? REACH_MS : *wait_ms;
+    poll_for(n, count, full ? -1 : n->listener, POLLIN, NULL);
     poll_for(n, count, n->joining ? -1 : n->watch, POLLIN, NULL);
     poll_for(n, count, n->kick, POLLIN, NULL);
-    int least = *wait_ms;
-    int64_t now = tr__now_ns();
     for (tr__attempt *a = first; a; a = a->next) {
         poll_for(n, count, a->wire.socket, a->stage == TR__CONNECTING ? POLLOUT : POLLIN, a);
         int64_t due_ms = a->retry > now ? (a->retry - now) / 1000000 + 1 : 1;

@@ -214,6 +214,15 @@ tr_status tr__nccl_ready(const tr__nccl_group *g, const tr_collective *c, tr_dev
 
 /* ---- Running one ------------------------------------------------------------------------------------------------- */
 
+/* NCCL may receive a block before the one in its place has gone: in place, blocks are sent from a copy. */
+static tr_status copy_input(const tr__nccl_group *g, tr__nccl_buffer *in)
+{
+    const void *given = in->at;
+    TR__TRY(g->table->allocate(g->device.index, g->stream, in->bytes, &in->copy));
+    in->at = in->copy;
+    return g->table->copy_within(g->device.index, g->stream, in->copy, given, in->bytes);
+}
+
 /* The bytes between the blocks of a _V kind's result go to the GPU as well, as they must come back as they were. */
 static tr_status run_staged(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op, tr__nccl_buffer *in,
     tr__nccl_buffer *out)
@@ -224,6 +233,7 @@ static tr_status run_staged(tr__nccl_group *g, const tr_collective *c, ncclRedOp
     size_t in_bytes = tr__collective_gives(c, self) ? (size_t)tr__collective_extent(c, world, false) * size : 0;
     size_t out_bytes = tr__collective_gets(c, self) ? (size_t)tr__collective_extent(c, world, true) * size : 0;
     TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->in, in_bytes, true, in));
+    if (c->kind == TR_ALL_TO_ALL && c->in == c->out && in_bytes && !in->copy) TR__TRY(copy_input(g, in));
     TR__TRY(tr__nccl_stage(g, g->stream, c->device, c->out, out_bytes, tr__kind_of(c->kind)->variable, out));
     d.in = in->at;
     d.out = out->at;
@@ -238,6 +248,9 @@ static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
     ncclRedOp_t op = ncclSum;
     if (tr__kind_of(c->kind)->reduces && !op_of(c, &op))
         return tr__fail(TR_UNSUPPORTED, "NCCL has no bitwise operations; there are sum, avg, min, max and prod");
+    if (c->op == TR_AVG && (c->dtype == TR_I32 || c->dtype == TR_U8) && tr__kind_of(c->kind)->reduces)
+        return tr__fail(TR_UNSUPPORTED, "NCCL adds up an average of %s in that type, where it may overflow; reduce i64 or f32",
+            tr_dtype_name(c->dtype));
     uint8_t here = 1;
     tr_collective barrier = {.kind = TR_ALL_REDUCE, .in = &here, .out = &here, .count = 1, .dtype = TR_U8};
     if (c->kind == TR_BARRIER) c = &barrier;

@@ -66,6 +66,7 @@ typedef struct joining {
     int *incoming;       /* sockets that came in and have not said who they are */
     int incoming_count;
     struct pollfd *fds;  /* listener, peers, incoming */
+    int64_t looked;      /* when we last looked whether those that are missing are alive */
 } joining;
 
 static tr__endpoint_record *record_of(const joining *j, int place)
@@ -203,17 +204,21 @@ static tr_status hear_answer(joining *j, int rank)
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
 
 /* Other users of this machine can see the listener's name, and could connect. */
-static void let_in(joining *j)
+static tr_status let_in(joining *j)
 {
     while (j->incoming_count < j->t->world_size) {
         long pid;
         int socket = accept4(j->t->listener.socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (socket < 0) return;
+        if (socket < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+            return tr__fail_errno(TR_IO, errno, "group '%s': rank %d cannot accept a connection of another rank", j->t->group,
+                j->t->peers[j->t->rank].rank);
+        if (socket < 0) return TR_OK;
         if (same_user(socket, &pid))
             j->incoming[j->incoming_count++] = socket;
         else
             close(socket);
     }
+    return TR_OK;
 }
 
 /* One that came in speaks, or goes: either way it is one of these no longer. */
@@ -244,31 +249,39 @@ static tr_status hear_incoming(joining *j, int index)
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
 
+static tr_status check_missing(joining *j)
+{
+    tr__shm *t = j->t;
+    int first = -1;
+    for (int rank = 0; rank < t->world_size; rank++) {
+        if (t->peers[rank].control) continue;
+        if (first < 0) tr__rendezvous_waits_for(j->meeting, j->records, t->peers[first = rank].rank);
+        TR__TRY(check_alive(j, rank));
+    }
+    return tr__rendezvous_check_peers(j->meeting);
+}
+
 static tr_status hear_all(joining *j)
 {
     tr__shm *t = j->t;
     int world = t->world_size, incoming = j->incoming_count;
-    j->fds[0] = (struct pollfd){.fd = t->listener.socket, .events = POLLIN};
+    bool room = incoming < world;
+    j->fds[0] = (struct pollfd){.fd = room ? t->listener.socket : -1, .events = POLLIN};
     for (int rank = 0; rank < world; rank++) {
         bool waits = t->peers[rank].link->socket >= 0 && !t->peers[rank].control;
         j->fds[1 + rank] = (struct pollfd){.fd = waits ? t->peers[rank].link->socket : -1, .events = POLLIN};
     }
     for (int i = 0; i < incoming; i++) j->fds[1 + world + i] = (struct pollfd){.fd = j->incoming[i], .events = POLLIN};
-    if (poll(j->fds, (nfds_t)(1 + world + incoming), LOOK_MS) <= 0) {
-        int first = -1;
-        for (int rank = 0; rank < world; rank++) {
-            if (t->peers[rank].control) continue;
-            if (first < 0) tr__rendezvous_waits_for(j->meeting, j->records, t->peers[first = rank].rank);
-            TR__TRY(check_alive(j, rank));
-        }
-        return tr__rendezvous_check_peers(j->meeting);
-    }
-    for (int rank = 0; rank < world; rank++)
+    int ready = poll(j->fds, (nfds_t)(1 + world + incoming), LOOK_MS);
+    for (int rank = 0; rank < world && ready > 0; rank++)
         if (j->fds[1 + rank].revents) TR__TRY(hear_answer(j, rank));
-    for (int i = incoming - 1; i >= 0; i--) /* backwards: the last takes the place of one that goes */
+    for (int i = incoming - 1; i >= 0 && ready > 0; i--) /* backwards: the last takes the place of one that goes */
         if (j->fds[1 + world + i].revents) TR__TRY(hear_incoming(j, i));
-    let_in(j);
-    return TR_OK;
+    if (ready > 0) TR__TRY(let_in(j));
+    int64_t now = tr__now_ns(); /* where connections never pause, those that are missing are looked for, too */
+    if (ready > 0 && now < j->meeting->deadline && now - j->looked < LOOK_MS * (int64_t)1000000) return TR_OK;
+    j->looked = now;
+    return check_missing(j);
 }
 
 static tr_status meet_all(joining *j)

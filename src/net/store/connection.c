@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/object.h"
 #include "base/resolve.h"
+#include "net/address.h"
 #include "net/link.h"
 #include "net/store/store.h"
 
@@ -145,7 +146,7 @@ int tr__connection_exchange(tr__connection *c, const tr__frame *request, int64_t
     if (error) return error;
     if (tr__frame_parse(header, sizeof header, LIMIT, frame) != 0)
         return EPROTO; /* no reply is as short as its header */
-    size_t body = header[0] | (size_t)header[1] << 8 | (size_t)header[2] << 16 | (size_t)header[3] << 24;
+    size_t body = (size_t)tr__read_number(header, 4);
     *bytes = malloc(sizeof header + body + 1);
     if (!*bytes) return ENOMEM;
     memcpy(*bytes, header, sizeof header);
@@ -159,13 +160,6 @@ int tr__connection_exchange(tr__connection *c, const tr__frame *request, int64_t
 }
 
 /* ---- Connecting -------------------------------------------------------------------------------------------------- */
-
-bool tr__is_loopback(const struct sockaddr *address)
-{
-    if (address->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == 127;
-    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
-}
 
 static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
 {

@@ -38,7 +38,5 @@ int tr__connection_exchange(tr__connection *connection, const tr__frame *request
 
 /* A socket on the first address of the host that can be bound: a name may have addresses that this machine has not. */
 tr_status tr__bind(const char *host, int port, int *fd);
-struct sockaddr;
-bool tr__is_loopback(const struct sockaddr *address);
 
 #endif

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/given.h"
 #include "net/store/file.h"
+#include "net/store/frame.h"
 #include "net/store/map.h"
 #include "net/store/store.h"
 #include "net/tls.h"
@@ -89,27 +90,15 @@ static tr_status lock_until(const file_store *f, off_t byte, short type, int64_t
 
 /* ---- Records ----------------------------------------------------------------------------------------------------- */
 
-static uint32_t number_at(const unsigned char *bytes, int size)
-{
-    uint32_t number = 0;
-    for (int i = 0; i < size; i++) number |= (uint32_t)bytes[i] << (8 * i);
-    return number;
-}
-
-static void put_number(unsigned char *bytes, int size, uint32_t number)
-{
-    for (int i = 0; i < size; i++) bytes[i] = (unsigned char)(number >> (8 * i));
-}
-
 ssize_t tr__store_record(const unsigned char *bytes, size_t count, tr__store_setting *setting)
 {
     if (count < HEAD) return 0;
-    uint32_t body = number_at(bytes, 4);
+    size_t body = (size_t)tr__read_number(bytes, 4);
     if (body < 2 + 1 || body > 2 + TR__KEY_MAX + TR__VALUE_MAX || count - HEAD < body) return 0;
     const unsigned char *data = bytes + HEAD;
-    if (crc32(0, data, body) != number_at(bytes + 4, 4)) return 0;
-    size_t key_bytes = number_at(data, 2) & ~DELETES;
-    bool deletes = number_at(data, 2) & DELETES;
+    if (crc32(0, data, (unsigned)body) != tr__read_number(bytes + 4, 4)) return 0;
+    size_t key_bytes = (size_t)tr__read_number(data, 2) & ~(size_t)DELETES;
+    bool deletes = tr__read_number(data, 2) & DELETES;
     if (key_bytes < 1 || key_bytes > TR__KEY_MAX || key_bytes > body - 2 || (deletes && key_bytes != body - 2)) return 0;
     *setting = (tr__store_setting){(const char *)data + 2, key_bytes, data + 2 + key_bytes, body - 2 - key_bytes, deletes};
     return setting->bytes <= TR__VALUE_MAX ? (ssize_t)(HEAD + body) : 0;
@@ -165,11 +154,11 @@ static tr_status append(file_store *f, const tr__entry *entry)
     size_t key_bytes = entry->length, value_bytes = value ? value->bytes : 0, body = 2 + key_bytes + value_bytes;
     unsigned char *record = malloc(HEAD + body);
     if (!record) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, body);
-    put_number(record, 4, (uint32_t)body);
-    put_number(record + HEAD, 2, (uint32_t)key_bytes | (value ? 0 : DELETES));
+    tr__write_number(record, 4, body);
+    tr__write_number(record + HEAD, 2, key_bytes | (value ? 0 : DELETES));
     memcpy(record + HEAD + 2, entry->key, key_bytes);
     if (value) memcpy(record + HEAD + 2 + key_bytes, value->data, value_bytes);
-    put_number(record + 4, 4, (uint32_t)crc32(0, record + HEAD, (unsigned)body));
+    tr__write_number(record + 4, 4, crc32(0, record + HEAD, (unsigned)body));
     int error = ftruncate(f->fd, f->end) == 0 ? write_all(f->fd, record, HEAD + body, f->end) : errno;
     free(record);
     if (!error) f->end += (off_t)(HEAD + body);
@@ -191,19 +180,6 @@ static tr_status finish(file_store *f, tr_status status)
     try_lock(f->fd, log_byte, F_UNLCK);
     pthread_mutex_unlock(&f->lock);
     return status;
-}
-
-/* A copy for the caller. */
-static tr_status give(const tr_store *store, const tr__value *from, void **value, size_t *bytes)
-{
-    *value = NULL;
-    *bytes = 0;
-    if (!from) return TR_OK;
-    *value = malloc(from->bytes + 1);
-    if (!*value) return tr__fail(TR_NO_MEMORY, "%s: no memory for a value of %zu bytes", store->name, from->bytes);
-    memcpy(*value, from->data, from->bytes + 1);
-    *bytes = from->bytes;
-    return TR_OK;
 }
 
 /* What changes a key: the map says what its value becomes, the log takes it; if the log cannot, the map takes it back. */
@@ -254,7 +230,7 @@ static tr_status change_store(tr_store *store, const change *c, int timeout_ms, 
     tr__entry *entry = tr__map_find(&f->map, c->key, strlen(c->key), true);
     if (!entry) return finish(f, tr__fail(TR_NO_MEMORY, "%s: no memory for key '%s'", store->name, c->key));
     status = change_key(f, c, entry);
-    if (status == TR_OK && value) status = give(store, entry->value, value, bytes);
+    if (status == TR_OK && value) status = tr__store_copy(store, entry->value, value, bytes);
     tr__map_prune(&f->map, entry);
     return finish(f, status);
 }
@@ -292,7 +268,7 @@ static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void
         tr_status status = begin(f, F_RDLCK, timeout_ms ? deadline : deadline_in(store->timeout_ms));
         tr__entry *entry = status == TR_OK ? tr__map_find(&f->map, key, strlen(key), false) : NULL;
         if (entry && !entry->value) entry = NULL;
-        if (entry && value) status = give(store, entry->value, value, bytes);
+        if (entry && value) status = tr__store_copy(store, entry->value, value, bytes);
         finish(f, status);
         if (status != TR_OK || entry) return status;
         if (tr__now_ns() >= deadline) return tr__store_timed_out(store, key, timeout_ms);

@@ -6,14 +6,14 @@
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-static uint64_t read_number(const unsigned char *bytes, int size)
+uint64_t tr__read_number(const unsigned char *bytes, int size)
 {
     uint64_t number = 0;
     for (int i = 0; i < size; i++) number |= (uint64_t)bytes[i] << (8 * i);
     return number;
 }
 
-static void write_number(unsigned char *bytes, int size, uint64_t number)
+void tr__write_number(unsigned char *bytes, int size, uint64_t number)
 {
     for (int i = 0; i < size; i++) bytes[i] = (unsigned char)(number >> (8 * i));
 }
@@ -56,7 +56,7 @@ bool tr__list_take_key(tr__list *list, const char **key, size_t *bytes)
 {
     const unsigned char *head, *item;
     if (!take(list, TR__LIST_KEY, &head)) return false;
-    *bytes = (size_t)read_number(head, TR__LIST_KEY);
+    *bytes = (size_t)tr__read_number(head, TR__LIST_KEY);
     if (*bytes < 1 || *bytes > TR__KEY_MAX || !take(list, *bytes, &item) || memchr(item, 0, *bytes)) return false;
     *key = (const char *)item;
     return true;
@@ -66,7 +66,7 @@ bool tr__list_take_value(tr__list *list, const void **value, size_t *bytes)
 {
     const unsigned char *head, *item = NULL;
     if (!take(list, TR__LIST_VALUE, &head)) return false;
-    size_t count = (size_t)read_number(head, TR__LIST_VALUE);
+    size_t count = (size_t)tr__read_number(head, TR__LIST_VALUE);
     *bytes = count > 0 ? count - 1 : 0;
     if (count > 0 && !take(list, *bytes, &item)) return false;
     *value = item;
@@ -75,7 +75,7 @@ bool tr__list_take_value(tr__list *list, const void **value, size_t *bytes)
 
 static unsigned char *put(unsigned char *at, int head, uint64_t number, const void *item, size_t bytes)
 {
-    write_number(at, head, number);
+    tr__write_number(at, head, number);
     if (bytes) memcpy(at + head, item, bytes);
     return at + head + bytes;
 }
@@ -109,19 +109,19 @@ static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigne
     f->value = rest;
     f->value_bytes = rest_bytes;
     switch (f->type) {
-    case TR__FRAME_HELLO: return read_number(fixed, 8) == TR__FRAME_MAGIC && rest_bytes == 0;
+    case TR__FRAME_HELLO: return tr__read_number(fixed, 8) == TR__FRAME_MAGIC && rest_bytes == 0;
     case TR__FRAME_GET:
     case TR__FRAME_WAIT:
-        f->timeout_ms = (uint32_t)read_number(fixed, 4);
+        f->timeout_ms = (uint32_t)tr__read_number(fixed, 4);
         return rest_bytes == 0 && f->timeout_ms <= INT32_MAX;
     case TR__FRAME_GATHER:
-        f->timeout_ms = (uint32_t)read_number(fixed, 4);
+        f->timeout_ms = (uint32_t)tr__read_number(fixed, 4);
         return f->timeout_ms <= INT32_MAX && is_key_list((tr__list){rest, rest_bytes});
     case TR__FRAME_SET: return rest_bytes <= TR__VALUE_MAX;
     case TR__FRAME_DELETE: return rest_bytes == 0;
-    case TR__FRAME_ADD: f->amount = (int64_t)read_number(fixed, 8); return rest_bytes == 0;
+    case TR__FRAME_ADD: f->amount = (int64_t)tr__read_number(fixed, 8); return rest_bytes == 0;
     case TR__FRAME_COMPARE_SET:
-        f->expected_bytes = (size_t)read_number(fixed + 1, 4);
+        f->expected_bytes = (size_t)tr__read_number(fixed + 1, 4);
         if (f->expected_bytes > rest_bytes || f->expected_bytes > TR__VALUE_MAX) return false;
         if (fixed[0] > 1 || (fixed[0] == 0 && f->expected_bytes > 0)) return false;
         f->expected = fixed[0] ? rest : NULL;
@@ -136,7 +136,7 @@ static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigne
 ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, tr__frame *frame)
 {
     if (count < TR__FRAME_HEADER) return 0;
-    size_t body = (size_t)read_number(bytes, 4), key_bytes = (size_t)read_number(bytes + 6, 2);
+    size_t body = (size_t)tr__read_number(bytes, 4), key_bytes = (size_t)tr__read_number(bytes + 6, 2);
     unsigned version = bytes[4], type = bytes[5];
     if (version != TR__FRAME_VERSION || !is_type(type) || body > limit - TR__FRAME_HEADER) return -1;
     if (key_bytes > TR__KEY_MAX || has_key(type) != (key_bytes > 0) || body < key_bytes + fixed_bytes[type]) return -1;
@@ -153,14 +153,14 @@ ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, 
 static void write_fixed(const tr__frame *f, unsigned char *fixed)
 {
     switch (f->type) {
-    case TR__FRAME_HELLO: write_number(fixed, 8, TR__FRAME_MAGIC); break;
+    case TR__FRAME_HELLO: tr__write_number(fixed, 8, TR__FRAME_MAGIC); break;
     case TR__FRAME_GET:
     case TR__FRAME_WAIT:
-    case TR__FRAME_GATHER: write_number(fixed, 4, f->timeout_ms); break;
-    case TR__FRAME_ADD: write_number(fixed, 8, (uint64_t)f->amount); break;
+    case TR__FRAME_GATHER: tr__write_number(fixed, 4, f->timeout_ms); break;
+    case TR__FRAME_ADD: tr__write_number(fixed, 8, (uint64_t)f->amount); break;
     case TR__FRAME_COMPARE_SET:
         fixed[0] = f->expected != NULL;
-        write_number(fixed + 1, 4, f->expected_bytes);
+        tr__write_number(fixed + 1, 4, f->expected_bytes);
         break;
     case TR__FRAME_REPLY: fixed[0] = (unsigned char)f->code; break;
     case TR__FRAME_SET:
@@ -181,10 +181,10 @@ int tr__frame_pieces(const tr__frame *f, unsigned char head[TR__FRAME_HEAD], str
         {(void *)f->value, f->value_bytes},
     };
     size_t body = f->key_bytes + fixed + f->expected_bytes + f->value_bytes;
-    write_number(head, 4, body);
+    tr__write_number(head, 4, body);
     head[4] = TR__FRAME_VERSION;
     head[5] = (unsigned char)f->type;
-    write_number(head + 6, 2, f->key_bytes);
+    tr__write_number(head + 6, 2, f->key_bytes);
     write_fixed(f, head + TR__FRAME_HEADER);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].iov_len) pieces[count++] = all[i];

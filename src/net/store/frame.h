@@ -59,6 +59,10 @@ typedef enum tr__frame_code {
     TR__REPLY_CODES
 } tr__frame_code;
 
+/* Little-endian, of so many bytes. */
+uint64_t tr__read_number(const unsigned char *bytes, int size);
+void tr__write_number(unsigned char *bytes, int size, uint64_t number);
+
 /* A frame, decoded. Pointers lead into the bytes that were parsed. */
 typedef struct tr__frame {
     tr__frame_type type;

@@ -17,19 +17,6 @@ typedef struct memory_store {
     pthread_cond_t changed;
 } memory_store;
 
-/* A copy for the caller. */
-static tr_status give(const tr_store *store, const tr__value *from, void **value, size_t *bytes)
-{
-    *value = NULL;
-    *bytes = 0;
-    if (!from) return TR_OK;
-    *value = malloc(from->bytes + 1);
-    if (!*value) return tr__fail(TR_NO_MEMORY, "%s: no memory for a value of %zu bytes", store->name, from->bytes);
-    memcpy(*value, from->data, from->bytes + 1);
-    *bytes = from->bytes;
-    return TR_OK;
-}
-
 /* Finds or makes the entry under the lock, which the caller gives back with finish(). */
 static tr__entry *begin(memory_store *m, const char *key)
 {
@@ -71,7 +58,7 @@ static tr_status memory_compare_set(tr_store *store, const char *key, const void
     bool changed;
     int status =
         entry ? tr__map_compare_set(&m->map, entry, expected, expected_bytes, desired, desired_bytes, &changed) : TR_NO_MEMORY;
-    if (status == TR_OK) status = give(store, entry->value, value, bytes);
+    if (status == TR_OK) status = tr__store_copy(store, entry->value, value, bytes);
     return finish(m, entry, key, status);
 }
 
@@ -86,7 +73,7 @@ static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, vo
     while (!(entry = tr__map_find(&m->map, key, strlen(key), false)) && waited != ETIMEDOUT)
         waited = pthread_cond_timedwait(&m->changed, &m->lock, &deadline);
     tr_status status = entry ? TR_OK : tr__store_timed_out(store, key, timeout_ms);
-    if (entry && value) status = give(store, entry->value, value, bytes);
+    if (entry && value) status = tr__store_copy(store, entry->value, value, bytes);
     pthread_mutex_unlock(&m->lock);
     return status;
 }

@@ -3,6 +3,8 @@
 #include "base/log.h"
 #include "base/object.h"
 #include "base/thread.h"
+#include "net/address.h"
+#include "net/cookie.h"
 #include "net/store/client.h"
 #include "net/store/connection.h"
 
@@ -11,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -128,10 +129,8 @@ static tr_status start_thread(tr__server *s)
 
 static tr_status choose_name(tr__server *s)
 {
-    unsigned char random[(TR__SERVER_NAME - 1) / 2];
     char name[TR__SERVER_NAME];
-    if (getrandom(random, sizeof random, 0) != sizeof random) return tr__fail(TR_IO, "store: no random numbers from the kernel");
-    for (size_t i = 0; i < sizeof random; i++) snprintf(name + 2 * i, 3, "%02x", random[i]);
+    TR__TRY(tr__random_text(name, sizeof name));
     s->name = tr__value_new(name, TR__SERVER_NAME - 1);
     return s->name ? TR_OK : tr__fail(TR_NO_MEMORY, "store: no memory to serve");
 }

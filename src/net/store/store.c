@@ -2,6 +2,7 @@
 #include "net/store/store.h"
 
 #include "base/clock.h"
+#include "net/store/map.h"
 #include "net/tls.h"
 
 #include <stdio.h>
@@ -40,6 +41,18 @@ static tr_status check_value(const tr_store *store, const char *key, const void 
 tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms)
 {
     return tr__fail(TR_TIMEOUT, "%s: nobody set key '%s' within %g s", store->name, key, timeout_ms / 1000.0);
+}
+
+tr_status tr__store_copy(const tr_store *store, const tr__value *from, void **value, size_t *bytes)
+{
+    *value = NULL;
+    *bytes = 0;
+    if (!from) return TR_OK;
+    *value = malloc(from->bytes + 1);
+    if (!*value) return tr__fail(TR_NO_MEMORY, "%s: no memory for a value of %zu bytes", store->name, from->bytes);
+    memcpy(*value, from->data, from->bytes + 1);
+    *bytes = from->bytes;
+    return TR_OK;
 }
 
 /* ---- Public functions -------------------------------------------------------------------------------------------- */

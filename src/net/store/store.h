@@ -53,6 +53,9 @@ tr_status tr__store_compare_set(tr_store *store, const char *key, const void *ex
 /* As tr_store_tcp_with; but where the program has several groups, those that meet at the same address with the same token
  * share the server. */
 tr_store *tr__store_tcp_shared(const tr_store_tcp_options *options);
+/* A copy for the caller of what a map holds (map.h); *value NULL: nothing. */
+struct tr__value;
+tr_status tr__store_copy(const tr_store *store, const struct tr__value *from, void **value, size_t *bytes);
 /* The failure of a wait that took too long. */
 tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeout_ms);
 

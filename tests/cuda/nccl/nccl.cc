@@ -309,7 +309,8 @@ ncclResult_t ncclGroupStart(void)
     return ncclSuccess;
 }
 
-/* The sends and receives on each communicator become one call, on the stream of the first. */
+/* The sends and receives on each communicator become one call, on the stream of the first. Only those between two ranks, in one
+ * direction, keep their order. */
 ncclResult_t ncclGroupEnd(void)
 {
     if (--depth) return ncclSuccess;
@@ -320,7 +321,11 @@ ncclResult_t ncclGroupEnd(void)
         else found->what->transfers.push_back(call.what->transfers.at(0));
     }
     if (call_fails("ncclGroupEnd")) return ncclSystemError;
-    for (const grouped_call &call : whole) give(call);
+    for (const grouped_call &call : whole) {
+        auto &all = call.what->transfers;
+        if (tr_emulator::random() % 2) std::stable_partition(all.begin(), all.end(), [](const transfer &t) { return !t.sends; });
+        give(call);
+    }
     return whole.empty() ? ncclSuccess : ncclInProgress;
 }
 

@@ -1,0 +1,227 @@
+/*
+ * Descriptors run out while ranks of a host share memory or join: the rank that has none left is the one that is named,
+ * nobody waits for what cannot come, and what else the ranks have goes on.
+ *
+ * ctest: serial
+ */
+#include "comm/group.h"
+#include "comm/transport/shm.h"
+#include "comm/transport/tcp.h"
+#include "processes.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { COUNT = 50000, SHORT_MS = 5000 };
+
+/* What the kernel is to refuse, so many times. */
+static atomic_int refused_sends, refused_accepts, asked_accepts;
+
+ssize_t __real_sendmsg(int socket, const struct msghdr *message, int flags),
+    __wrap_sendmsg(int, const struct msghdr *, int);
+ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags)
+{
+    if (!message->msg_controllen || atomic_load(&refused_sends) == 0) return __real_sendmsg(socket, message, flags);
+    atomic_fetch_sub(&refused_sends, 1);
+    errno = ETOOMANYREFS;
+    return -1;
+}
+
+int __real_accept4(int socket, struct sockaddr *from, socklen_t *bytes, int flags),
+    __wrap_accept4(int, struct sockaddr *, socklen_t *, int);
+int __wrap_accept4(int socket, struct sockaddr *from, socklen_t *bytes, int flags)
+{
+    atomic_fetch_add(&asked_accepts, 1);
+    if (atomic_load(&refused_accepts) == 0) return __real_accept4(socket, from, bytes, flags);
+    errno = EMFILE;
+    return -1;
+}
+
+/* Leaves this process so many descriptors; below 0: as many as it had. */
+static tr_status leave_descriptors(int count)
+{
+    static struct rlimit usual;
+    if (!usual.rlim_max) CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+    struct rlimit limit = usual;
+    if (count >= 0) {
+        int next = dup(0);
+        CHECK(next >= 0 && close(next) == 0);
+        limit.rlim_cur = (rlim_t)(next + count);
+    }
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    return TR_OK;
+}
+
+/* Rank 0 gives what lies in shared memory. */
+static tr_status pass_on(const rank *r, tr_group *group, float *buffer)
+{
+    memset(buffer, 0, COUNT * sizeof *buffer);
+    for (int i = 0; i < COUNT && r->number == 0; i++) buffer[i] = (float)i;
+    TRY(tr_broadcast(group, buffer, COUNT, .timeout_ms = SHORT_MS));
+    for (int i = 0; i < COUNT; i++) CHECK(buffer[i] == (float)i);
+    return TR_OK;
+}
+
+static float *make_buffer(const rank *r)
+{
+    static float own[COUNT];
+    return r->number == 0 ? tr_shared_alloc(sizeof own) : own;
+}
+
+static tr_status cannot_receive(rank *r)
+{
+    float *buffer = make_buffer(r);
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) TRY(leave_descriptors(0));
+    tr_status status = pass_on(r, r->group, buffer);
+    TRY(leave_descriptors(-1));
+    if (r->number == 1) {
+        CHECK(status == TR_IO);
+        SAYS("this process has no descriptor left to map 200704 bytes of rank 0");
+    } else if (status != TR_OK) { /* it may be done before the others have failed */
+        CHECK(status == TR_PEER);
+        SAYS("rank 1 (pid ");
+        SAYS("no descriptor left");
+    }
+    if (r->number == 0) tr_shared_free(buffer);
+    return tr_leave(r->group);
+}
+
+static void a_rank_that_cannot_take_a_descriptor_names_itself(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 2, cannot_receive, NULL);
+}
+
+/* The failure concerns one group; what was not shown is shown when another one needs it. */
+static tr_status cannot_show(rank *r)
+{
+    float *buffer = make_buffer(r);
+    tr_group *other = tr_group_split(r->group, 0, 0);
+    TRY(tr_status_of(other));
+    TRY(tr_barrier(other));
+    if (r->number == 0) TRY(leave_descriptors(0));
+    tr_status status = pass_on(r, other, buffer);
+    TRY(leave_descriptors(-1));
+    CHECK(status == (r->number == 0 ? TR_IO : TR_PEER));
+    SAYS("no descriptor to share memory with rank 1");
+    TRY(pass_on(r, r->group, buffer));
+    TRY(tr_leave(other));
+    if (r->number == 0) tr_shared_free(buffer);
+    return tr_leave(r->group);
+}
+
+static void what_could_not_be_shown_is_shown_again(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 2, cannot_show, NULL);
+}
+
+/* There is a descriptor for a group's memory, and none to show it. */
+static tr_status cannot_split(rank *r)
+{
+    TRY(tr_barrier(r->group));
+    if (r->number == 0) TRY(leave_descriptors(1));
+    tr_group *made = tr_group_split(r->group, 0, 0);
+    TRY(leave_descriptors(-1));
+    CHECK(tr_status_of(made) == (r->number == 0 ? TR_IO : TR_PEER));
+    made = tr_group_split(r->group, 0, 0);
+    float x = 1;
+    TRY(tr_status_of(made));
+    TRY(tr_all_reduce(made, &x, 1));
+    CHECK(x == 3);
+    TRY(tr_leave(made));
+    return tr_leave(r->group);
+}
+
+static void a_group_whose_memory_could_not_be_shown_is_made_anew(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 3, cannot_split, NULL);
+}
+
+static tr_status cannot_send_yet(rank *r)
+{
+    float *buffer = make_buffer(r);
+    if (r->number == 0) atomic_store(&refused_sends, 3);
+    TRY(pass_on(r, r->group, buffer));
+    CHECK(atomic_load(&refused_sends) == 0);
+    if (r->number == 0) tr_shared_free(buffer);
+    return tr_leave(r->group);
+}
+
+static void a_message_that_the_kernel_has_no_room_for_goes_later(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 2, cannot_send_yet, NULL);
+}
+
+static tr_status cannot_accept(rank *r)
+{
+    if (r->number == 0) atomic_store(&refused_accepts, 1);
+    tr_group *again = tr_join(.store = r->store, .rank = r->number, .world_size = r->world, .name = "again",
+        .transport = "shm", .timeout_ms = SHORT_MS);
+    CHECK(r->number == 0 ? tr_status_of(again) == TR_IO : tr_status_of(again) != TR_OK);
+    SAYS(r->number == 0 ? "rank 0 cannot accept a connection of another rank" : "rank 0");
+    return tr_leave(r->group);
+}
+
+static void a_rank_that_can_accept_nobody_says_so(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 2, cannot_accept, NULL);
+}
+
+/* A connection waits at a rank that has no descriptor for it: its thread looks now and then. Later peers connect. */
+static tr_status cannot_accept_yet(rank *r)
+{
+    tr__shm *shm;
+    tr__tcp *tcp;
+    struct sockaddr_in listener;
+    socklen_t bytes = sizeof listener;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    CHECK(getsockname(tcp->network->listener, (struct sockaddr *)&listener, &bytes) == 0);
+    atomic_store(&asked_accepts, 0);
+    atomic_store(&refused_accepts, 1);
+    int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(stranger >= 0 && connect(stranger, (struct sockaddr *)&listener, bytes) == 0);
+    usleep(500000);
+    int asked = atomic_load(&asked_accepts);
+    CHECK(asked > 0 && asked < 20);
+    atomic_store(&refused_accepts, 0);
+    close(stranger);
+    float x = 1;
+    TRY(tr_all_reduce(r->group, &x, 1));
+    CHECK(x == 2);
+    return tr_leave(r->group);
+}
+
+static void a_rank_without_descriptors_sleeps(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "tcp"}, 2, cannot_accept_yet, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_cannot_take_a_descriptor_names_itself),
+        cmocka_unit_test(what_could_not_be_shown_is_shown_again),
+        cmocka_unit_test(a_group_whose_memory_could_not_be_shown_is_made_anew),
+        cmocka_unit_test(a_message_that_the_kernel_has_no_room_for_goes_later),
+        cmocka_unit_test(a_rank_that_can_accept_nobody_says_so),
+        cmocka_unit_test(a_rank_without_descriptors_sleeps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
