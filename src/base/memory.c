@@ -43,6 +43,21 @@ void *tr__pages_alloc(size_t bytes)
     return memory;
 }
 
+#ifndef MADV_COLLAPSE /* Linux 6.1 */
+#define MADV_COLLAPSE 25
+#endif
+
+void tr__pages_collapse(void *memory, size_t bytes)
+{
+    char setting[64] = ""; /* "always [madvise] never"; the call itself does not ask */
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    bool allowed = f && fgets(setting, sizeof setting, f) && !strstr(setting, "[never]");
+    if (f) fclose(f);
+    uintptr_t begin = (uintptr_t)memory / TR__HUGE_PAGE * TR__HUGE_PAGE;
+    uintptr_t end = tr__round_up((uintptr_t)memory + bytes, TR__HUGE_PAGE);
+    if (allowed) madvise((void *)begin, end - begin, MADV_COLLAPSE); /* else, and where part is not mapped, it is as it was */
+}
+
 void tr__pages_free(void *memory, size_t bytes)
 {
     if (memory) munmap(memory, tr__round_up(bytes, TR__PAGE));

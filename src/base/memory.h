@@ -22,6 +22,9 @@ bool tr__grow(void *list, size_t count, size_t *room, size_t element_bytes);
  * the cost of passes over arenas); NULL without memory. bytes must be given back alike. */
 void *tr__pages_alloc(size_t bytes);
 void tr__pages_free(void *memory, size_t bytes);
+/* Backs memory, whoever allocated it, with huge pages where the kernel can (Linux 6.1) and the system allows them; those at its
+ * ends with what lies beside it. What it holds stays. Takes some milliseconds. */
+void tr__pages_collapse(void *memory, size_t bytes);
 /* Gives the memory behind some of these pages back to the system: they are zero at the next use. */
 void tr__pages_empty(void *memory, size_t bytes);
 /* Zeroes private memory, whole pages of it by returning them to the system: they take no memory until they are touched. */

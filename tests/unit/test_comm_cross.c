@@ -217,6 +217,58 @@ static void the_faster_way_is_taken(void **state)
     }
 }
 
+/* ---- Huge pages -------------------------------------------------------------------------------------------------- */
+
+enum { LONG = 8 << 20 };
+
+/* Memory with a page before and behind it that nobody may touch, so that it is a mapping of its own. */
+static float *map_alone(void)
+{
+    char *room = mmap(NULL, LONG + 2 * TR__PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool there = room != MAP_FAILED && mprotect(room + TR__PAGE, LONG, PROT_READ | PROT_WRITE) == 0;
+    return there ? memset(room + TR__PAGE, 0, LONG) : NULL;
+}
+
+/* KiB of it that are in huge pages. */
+static long huge_kib(const float *alone)
+{
+    char line[512], begin[32];
+    bool found = false;
+    long kib = -1;
+    snprintf(begin, sizeof begin, "%lx-", (unsigned long)(uintptr_t)alone);
+    FILE *f = fopen("/proc/self/smaps", "re");
+    while (f && kib < 0 && fgets(line, sizeof line, f)) {
+        found |= strncmp(line, begin, strlen(begin)) == 0;
+        if (found) (void)!sscanf(line, "AnonHugePages: %ld kB", &kib);
+    }
+    if (f) fclose(f);
+    return kib;
+}
+
+static tr_status reduce_often(rank *r)
+{
+    float *x = map_alone(), *other = map_alone();
+    CHECK(x && other);
+    tr__pages_collapse(other, LONG);
+    bool can = huge_kib(other) > 0;
+    long before = huge_kib(x); /* not 0 where the system has huge pages always */
+    for (int i = 0; i < LONG / 4; i++) x[i] = (float)(r->number + i % 100);
+    for (int turn = 0; turn < TR__SHM_HUGE_CALLS; turn++) {
+        CHECK(huge_kib(x) == before);
+        prefer(r, true);
+        TRY(tr_all_reduce(r->group, x, LONG / 4, .op = TR_MAX));
+    }
+    CHECK(!can || huge_kib(x) >= (LONG >> 10) - 2 * (long)(TR__HUGE_PAGE >> 10));
+    for (int i = 0; i < LONG / 4; i++) CHECK(x[i] == (float)(r->world - 1 + i % 100));
+    return tr_leave(r->group);
+}
+
+static void buffers_that_come_again_get_huge_pages(void **state)
+{
+    (void)state;
+    run_job(2, reduce_often, NULL);
+}
+
 /* ---- Buffers that are not there ---------------------------------------------------------------------------------- */
 
 enum { HOLED = 1 << 20 }; /* bytes of a buffer whose first half is not there, at rank 1 */
@@ -452,6 +504,7 @@ int main(void)
         cmocka_unit_test(what_the_kernel_forbids_is_staged),
         cmocka_unit_test(ranks_that_measure_otherwise_agree),
         cmocka_unit_test(the_faster_way_is_taken),
+        cmocka_unit_test(buffers_that_come_again_get_huge_pages),
         cmocka_unit_test(a_buffer_that_is_not_there_is_an_error_of_its_rank),
         cmocka_unit_test(only_the_peer_itself_is_read),
         cmocka_unit_test(a_rank_killed_in_the_middle_is_named),

@@ -40,6 +40,9 @@ enum {
     TR__SHM_CROSS_SIZES = 8,    /* powers of two above that, which are tried apart */
     TR__SHM_TRIES = 3,          /* calls by which each way is tried, */
     TR__SHM_TERM = 256,         /* every so many calls */
+    TR__SHM_HUGE = 1 << 20,      /* from so many bytes on, a private buffer that has been reached where it lies */
+    TR__SHM_HUGE_CALLS = 16,     /* in so many calls is put into huge pages; */
+    TR__SHM_BUFFERS = 16,        /* so many are remembered */
     TR__SHM_SCRATCH = 256 << 10, /* what is folded of such buffers at a time, of all ranks together: fits a second cache */
 };
 
@@ -164,6 +167,13 @@ typedef struct tr__shm_tuning {
     int64_t best_ns[2]; /* of the latest tries; INT64_MAX: none */
 } tr__shm_tuning;
 
+/* A private buffer that peers reach where it lies, and in how many calls they have. */
+typedef struct tr__shm_buffer {
+    const void *at;
+    size_t bytes;
+    int calls;
+} tr__shm_buffer;
+
 typedef struct tr__shm_channel tr__shm_channel;
 
 typedef struct tr__shm_peer {
@@ -218,6 +228,7 @@ typedef struct tr__shm {
     void **out;
     tr__shm_fold_views *views;   /* [world_size] */
     tr__shm_tuning tuning[2][TR__SHM_CROSS_SIZES]; /* pulls and folds */
+    tr__shm_buffer buffers[TR__SHM_BUFFERS]; /* by address */
     char *scratch;               /* TR__SHM_SCRATCH bytes; NULL: not needed yet */
     char **stagings;             /* [world_size]: the ranks' staging areas */
 } tr__shm;
@@ -404,6 +415,8 @@ tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call);
 bool tr__shm_tuning_prefers(tr__shm_tuning *tuning);
 /* How long the call took from when all had entered it. */
 void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns);
+/* Peers are about to reach a private buffer of ours where it lies. */
+void tr__shm_note_crossed(tr__shm *t, const void *buffer, size_t bytes);
 /* The call has failed here. Its buffers are the program's when this returns: nobody reads or writes them any more. */
 void tr__shm_withdraw(tr__shm *t, const tr__shm_call *call);
 

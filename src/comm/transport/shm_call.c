@@ -128,6 +128,8 @@ static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
     if (!(in && out) && crosses(t, call)) {
         if (!in) slot->in = own_address(c->in);
         if (!out) slot->out = own_address(c->out);
+        if (!in) tr__shm_note_crossed(t, c->in, bytes);
+        if (!out) tr__shm_note_crossed(t, c->out, call->bytes);
         in = out = true;
     }
     if (writes && in_place) slot->out = slot->in;

@@ -41,6 +41,16 @@ void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns)
     if (trying && ns < tuning->best_ns[placed]) tuning->best_ns[placed] = ns;
 }
 
+/* Of a buffer in huge pages the kernel looks up far fewer. Putting it there takes as long as some calls, so that is done for
+ * those that come again, as a model's gradients do. */
+void tr__shm_note_crossed(tr__shm *t, const void *buffer, size_t bytes)
+{
+    if (bytes < TR__SHM_HUGE) return;
+    tr__shm_buffer *known = &t->buffers[(uintptr_t)buffer / TR__SHM_CROSS % TR__SHM_BUFFERS];
+    if (known->at != buffer || known->bytes != bytes) *known = (tr__shm_buffer){.at = buffer, .bytes = bytes};
+    if (known->calls < TR__SHM_HUGE_CALLS && ++known->calls == TR__SHM_HUGE_CALLS) tr__pages_collapse((void *)buffer, bytes);
+}
+
 /* ---- Crossing ----------------------------------------------------------------------------------------------------- */
 
 /* The rank has died, or given the call up: the reason is known or on its way. */

@@ -171,7 +171,8 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
         tr__shm_cross_end(t);
     } else {
         if (bytes > TR__SHM_INLINE || begin > TR__SHM_INLINE - bytes)
-            return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", from, t->peers[from].pid);
+            return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", t->peers[from].rank,
+                t->peers[from].pid);
         copy(call, out, tr__shm_inline(t, call, from) + begin, bytes);
     }
     return TR_OK;
