@@ -64,6 +64,22 @@ TR_API tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y);
 TR_API tr_dataset *tr_dataset_slice(tr_dataset *set, int64_t begin, int64_t end);
 /* The samples of another dataset at these indices, in this order. */
 TR_API tr_dataset *tr_dataset_subset(tr_dataset *set, const int64_t *indices, int64_t count);
+
+typedef struct tr_dataset_split_options {
+    size_t size;
+    const char *given;
+    tr_dataset *set;
+    const double *shares; /* [count] numbers of samples, whose sum is that of the set; or fractions, whose sum is 1 */
+    int count;            /* of the parts */
+    tr_dataset **parts;   /* [count], gets them */
+    uint64_t seed;        /* the same one gives the same parts, on all ranks and in every run */
+} tr_dataset_split_options;
+/* Divides a dataset's samples at random into parts, each in the order drawn: tr_dataset_split(set, (double[]){0.9, 0.1}, 2,
+ * parts, .seed = 1). A fraction's number of samples is rounded down; the samples that are left go to the first parts, one
+ * each. After a failure all parts are in error. */
+#define tr_dataset_split(...) TR__NEW4(tr_dataset_split, set, shares, count, parts, __VA_ARGS__)
+TR_API TR_MUST_CHECK tr_status tr_dataset_split_with(const tr_dataset_split_options *options);
+
 /* Applies function to another dataset's samples: *sample arrives filled, and leaves as a tr_dataset_get would fill
  * it. */
 typedef tr_status (*tr_dataset_function)(const tr_sample_call *call, tr_sample *sample);
@@ -326,12 +342,12 @@ typedef struct tr_text_batch_options {
     int64_t batch;           /* windows in the batch */
     int64_t context;         /* tokens in a window */
     tr_tensor **x, **y;      /* get what the model reads, and what it is to predict */
-    bool validation;         /* windows of the validation part, in order. The last batch may be incomplete; after it
-                                comes TR_END */
+    bool validation;         /* windows of the validation part, in order: those from .first_sample on. Add the batch to
+                                it until TR_END; the last batch may be incomplete. A .step is TR_INVALID */
     uint64_t seed;           /* training: window i starts at a place that depends on (seed, step, first_sample + i)
                                 alone, */
     uint64_t step;           /* so any number of ranks draws the same global batch */
-    uint64_t first_sample;   /* the global number of the first window */
+    uint64_t first_sample;   /* the global number of the batch's first window, in training and validation */
     const tr_masking *masking; /* NULL: none */
 } tr_text_batch_options;
 /* tr_text_batch(text, 32, 256, &x, &y, .step = step). x, y: i32 [batch, context] on the CPU; y is x one token later, or with

@@ -85,6 +85,10 @@ typedef struct tr_checkpoint_save_options {
  * Then it removes older checkpoints, except those of .keep and .keep_best; one that cannot be removed is a warning in
  * the log. The new checkpoint appears whole or not at all: whenever the process ends, the newest checkpoint is good.
  * One process at a time saves into a folder.
+ *
+ * TR_STATE when the folder holds a checkpoint of a later step, which would stay the newest: another training's, or one
+ * that this training went back from. Resume from it, remove it, or choose another folder. One of the same step is
+ * replaced; a later one that is damaged is renamed to damaged-checkpoint-STEP, and the log says so.
  */
 #define tr_checkpoint_save(...) TR__NEW4(tr_checkpoint_save, folder, step, model, state, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *options);
@@ -95,7 +99,10 @@ TR_API TR_MUST_CHECK tr_status tr_checkpoint_find(const char *folder, char *path
 /* The same among checkpoints that are whole: it verifies each against its manifest, newest first, skips a damaged one,
  * and logs the damage. TR_FORMAT when all are damaged; the message is about the newest. */
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_find_whole(const char *folder, char *path, int64_t *step);
-/* Loads a checkpoint that tr_checkpoint_find() found; with a NULL state only the model. It verifies what it reads
+/* Finds the checkpoint in folder with the least validation loss, which .keep_best keeps. path gets its path, at least
+ * 4,096 bytes; *step its step and *loss its loss, or NULL. TR_NOT_FOUND when none was saved with a .loss. */
+TR_API TR_MUST_CHECK tr_status tr_checkpoint_find_best(const char *folder, char *path, int64_t *step, double *loss);
+/* Loads a checkpoint that one of these found; with a NULL state only the model. It verifies what it reads
  * against the manifest: a difference is TR_FORMAT, and the message has the file, the tensor and the offset. A
  * checkpoint without a manifest (safetensors from elsewhere) loads with a warning in the log that nothing was
  * verified. */

@@ -5,6 +5,7 @@
 #include "data/content.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -360,6 +361,63 @@ tr_dataset *tr_dataset_subset(tr_dataset *base, const int64_t *indices, int64_t 
     if (tr__error_of(set)) return set;
     if (subset_fill(set, base, indices, count) != TR_OK) tr__object_break(set);
     return set;
+}
+
+/* ---- Random parts ------------------------------------------------------------------------------------------------ */
+
+/* How many samples each part has: lengths[i] of `count`. */
+static tr_status part_lengths(const tr_dataset_split_options *o, int64_t *lengths)
+{
+    double sum = 0;
+    for (int i = 0; i < o->count; i++) {
+        if (!(o->shares[i] >= 0))
+            return tr__fail(TR_INVALID, "dataset_split: part %d has a share of %g: it must be 0 or more", i, o->shares[i]);
+        sum += o->shares[i];
+    }
+    bool fractions = fabs(sum - 1) < 1e-9;
+    if (!fractions && sum != (double)o->set->count)
+        return tr__fail(TR_INVALID, "dataset_split: the sum of the shares is %g: it must be 1, of fractions, or the %" PRId64
+            " samples of %s", sum, o->set->count, o->set->name);
+    int64_t left = o->set->count;
+    for (int i = 0; i < o->count; i++) {
+        double share = fractions ? o->shares[i] * (double)o->set->count : o->shares[i];
+        lengths[i] = (int64_t)(share + 1e-9 * share); /* 0.29 * 100 is less than 29 */
+        if (!fractions && (double)lengths[i] != share)
+            return tr__fail(TR_INVALID, "dataset_split: part %d cannot have %g samples", i, share);
+        left -= lengths[i];
+    }
+    for (int i = 0; left > 0; i = (i + 1) % o->count, left--) lengths[i]++;
+    return TR_OK;
+}
+
+static tr_status split(const tr_dataset_split_options *o)
+{
+    if (!o->set || !o->shares)
+        return tr__fail(TR_INVALID, "dataset_split: %s NULL", o->set ? "shares are" : "the dataset is");
+    TR__TRY(tr_status_of(o->set));
+    tr_sampler *sampler = tr_distributed_sampler(o->set->count, .seed = o->seed);
+    int64_t *indices = malloc((size_t)(o->set->count + 1) * sizeof *indices), begin = 0;
+    int64_t *lengths = malloc((size_t)o->count * sizeof *lengths);
+    tr_status status = indices && lengths ? tr_sampler_indices(sampler, indices)
+                                          : tr__fail(TR_NO_MEMORY, "dataset_split: no memory for %" PRId64 " numbers", o->set->count);
+    if (status == TR_OK) status = part_lengths(o, lengths);
+    for (int i = 0; i < o->count && status == TR_OK; begin += lengths[i++]) {
+        o->parts[i] = tr_dataset_subset(o->set, indices + begin, lengths[i]);
+        status = tr_status_of(o->parts[i]);
+    }
+    free(indices);
+    free(lengths);
+    return status;
+}
+
+tr_status tr_dataset_split_with(const tr_dataset_split_options *options)
+{
+    if (!options->parts || options->count < 1)
+        return tr__fail(TR_INVALID, "dataset_split: parts is %s, for %d parts", options->parts ? "an array" : "NULL",
+            options->count);
+    tr_status status = split(options);
+    for (int i = 0; i < options->count && status != TR_OK; i++) options->parts[i] = tr__dataset_failed();
+    return status;
 }
 
 /* ---- Changed ones ------------------------------------------------------------------------------------------------ */

@@ -139,6 +139,9 @@ static tr_status check(const tr_text_batch_options *o, int64_t *windows)
         return tr__fail(TR_INVALID, "text_batch: batch and context must be positive, not %" PRId64 " and %" PRId64,
             o->batch, o->context);
     TR__TRY(check_masking(o));
+    if (o->validation && TR__GIVEN(o, step))
+        return tr__fail(TR_INVALID, "text_batch: .step selects training windows; of the validation part it is "
+            ".first_sample = k * batch");
     int64_t tokens = tr_text_tokens(o->text, o->validation), least = tr__tokens_of_window(o->context, o->masking);
     if (tokens < least)
         return tr__fail(TR_INVALID, "text_batch: the %s part of %s has %" PRId64 " %s; a context of %" PRId64

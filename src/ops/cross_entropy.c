@@ -36,9 +36,13 @@ tr_status tr__cross_entropy_infer(tr_op_call *call)
         return tr__fail(TR_SHAPE, "cross_entropy: logits are a scalar: they must be [..., classes]");
     tr_shape rows = logits->shape;
     rows.ndim--;
-    if (!tr__shape_equal(targets->shape, rows))
-        return tr__fail(TR_SHAPE, "cross_entropy: targets %s do not fit logits %s: they must be %s",
-            TR__TEXT(targets->shape), TR__TEXT(logits->shape), TR__TEXT(rows));
+    if (!tr__shape_equal(targets->shape, rows)) {
+        tr_shape others = rows; /* of logits [batch, classes, …], as PyTorch has them */
+        for (int i = 1; i < rows.ndim; i++) others.dim[i] = logits->shape.dim[i + 1];
+        bool classes_first = rows.ndim > 1 && tr__shape_equal(targets->shape, others);
+        return tr__fail(TR_SHAPE, "cross_entropy: targets %s do not fit logits %s: they must be %s%s", TR__TEXT(targets->shape),
+            TR__TEXT(logits->shape), TR__TEXT(rows), classes_first ? " (classes are the last dimension: tr_permute the logits)" : "");
+    }
     const tr_cross_entropy_attrs *attrs = call->attrs;
     if (!(attrs->smoothing >= 0 && attrs->smoothing <= 1))
         return tr__fail(TR_INVALID, "cross_entropy: label_smoothing is %g: it must be in 0 … 1", attrs->smoothing);

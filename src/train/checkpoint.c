@@ -117,18 +117,18 @@ static tr_status list_steps_at(int parent, const char *folder, int64_t *steps, i
     return TR_OK;
 }
 
-/* Of the checkpoints, the step of the one with the least validation loss; -1 when none says one. */
-static int64_t best_step(const char *folder, const int64_t *steps, int count)
+/* Of the checkpoints, the step of the one with the least validation loss, *least; -1 when none says one. */
+static int64_t best_step(const char *folder, const int64_t *steps, int count, double *least)
 {
-    double least = INFINITY;
     int64_t best = -1;
+    *least = INFINITY;
     for (int i = 0; i < count; i++) {
         char name[NAME], path[PATH_MAX];
         tr__manifest m;
         put_name(name, steps[i]);
         if (tr__path_join(path, folder, name) != TR_OK) return -1;
-        if (tr__manifest_read(&m, path) == TR_OK && m.loss < least) {
-            least = m.loss;
+        if (tr__manifest_read(&m, path) == TR_OK && m.loss < *least) {
+            *least = m.loss;
             best = steps[i];
         }
         tr__manifest_free(&m);
@@ -136,16 +136,17 @@ static int64_t best_step(const char *folder, const int64_t *steps, int count)
     return best;
 }
 
-/* Removes every checkpoint but the newest ones, the one of the step that was saved just now, and the best one if that is to be kept. */
+/* Removes every checkpoint but the newest ones, and the best one if that is to be kept. */
 static tr_status prune(int parent, const tr_checkpoint_save_options *o)
 {
     int keep = TR__OR(o, keep, KEEP), count;
     int64_t *steps = malloc((2 * TR__MOST_KEPT) * sizeof *steps);
     if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
     tr_status status = list_steps_at(parent, o->folder, steps, 2 * TR__MOST_KEPT, &count);
-    int64_t best = o->keep_best && status == TR_OK ? best_step(o->folder, steps, count) : -1;
+    double least;
+    int64_t best = o->keep_best && status == TR_OK ? best_step(o->folder, steps, count, &least) : -1;
     for (int i = keep; i < count && status == TR_OK; i++) {
-        if (steps[i] == o->step || steps[i] == best) continue;
+        if (steps[i] == best) continue;
         char name[NAME];
         put_name(name, steps[i]);
         status = remove_checkpoint(parent, name, o->folder);
@@ -167,6 +168,40 @@ void tr__checkpoint_clear_away(int parent, const char *folder)
 }
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
+
+/* Renames a damaged checkpoint so that it no longer counts as a checkpoint. TR_STATE when it is whole. */
+static tr_status set_damaged_aside(int folder_fd, const char *folder, int64_t step)
+{
+    TR_SCOPE;
+    tr_tensor_list *model, *state, *history;
+    char name[NAME], path[PATH_MAX], aside[96];
+    put_name(name, step);
+    TR__TRY(tr__path_join(path, folder, name));
+    tr_status status = tr__checkpoint_load(path, &model, &state, &history);
+    if (status == TR_OK) return tr__fail(TR_STATE, "%s is whole", path);
+    if (status != TR_FORMAT) return status;
+    snprintf(aside, sizeof aside, "damaged-%s", name);
+    TR__TRY(remove_tree(folder_fd, aside, folder)); /* an earlier one of the same step */
+    if (renameat(folder_fd, name, folder_fd, aside) < 0)
+        return tr__fail_errno(TR_IO, errno, "cannot rename %s to %s", path, aside);
+    tr__log(TR_LOG_WARN, "%s/%s is set aside as %s", folder, name, aside);
+    return TR_OK;
+}
+
+tr_status tr__checkpoint_make_room(int parent, const char *folder, int64_t step)
+{
+    for (;;) {
+        int64_t newest;
+        int count;
+        TR__TRY(list_steps_at(parent, folder, &newest, 1, &count));
+        if (!count || newest <= step) return TR_OK;
+        tr_status status = set_damaged_aside(parent, folder, newest);
+        if (status == TR_STATE)
+            return tr__fail(TR_STATE, "%s holds checkpoint-%" PRId64 ", of a later step than %" PRId64 ": of another training? "
+                "Resume from it, remove it, or choose another folder", folder, newest, step);
+        TR__TRY(status);
+    }
+}
 
 static tr_status write_files(const char *path, const tr_checkpoint_save_options *o, tr__manifest *m)
 {
@@ -205,6 +240,7 @@ static tr_status write_checkpoint(int parent, const char *name, const tr_checkpo
 tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
 {
     TR__TRY(tr_status_of(o->metrics));
+    TR__TRY(tr__checkpoint_make_room(parent, o->folder, o->step));
     char name[NAME];
     put_name(name, o->step);
     tr_status status = write_checkpoint(parent, name, o);
@@ -222,6 +258,8 @@ tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
 
 tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
 {
+    if (!o->folder || !o->model || !o->state)
+        return tr__fail(TR_INVALID, "checkpoint_save: %s is NULL", !o->folder ? "the folder" : !o->model ? "model" : "state");
     if (o->step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, o->step);
     int keep = TR__OR(o, keep, KEEP);
     if (keep < 1 || keep > TR__MOST_KEPT)
@@ -244,15 +282,10 @@ int64_t tr__checkpoint_named_step(const char *path)
     return step;
 }
 
-tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step)
-{
-    int count;
-    *step = -1;
-    return list_steps_at(folder_fd, folder, step, 1, &count);
-}
-
 tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
+    if (!folder || !path || !step)
+        return tr__fail(TR_INVALID, "checkpoint_find: %s is NULL", !folder ? "the folder" : !path ? "path" : "step");
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
     char model[PATH_MAX], name[NAME], found[PATH_MAX];
     if (snprintf(model, sizeof model, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX &&
@@ -271,6 +304,37 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     TR__TRY(tr__path_join(found, folder, name));
     strcpy(path, found);
     *step = newest;
+    return TR_OK;
+}
+
+/* Of the checkpoints in a folder, the one with the least validation loss, *least; -1 when none says one. */
+static tr_status find_best(const char *folder, int64_t *best, double *least)
+{
+    enum { MOST = 2 * TR__MOST_KEPT };
+    DIR *d = opendir(folder);
+    if (!d) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s", folder);
+    int64_t *steps = malloc(MOST * sizeof *steps);
+    if (steps) *best = best_step(folder, steps, list_steps(d, steps, MOST), least);
+    closedir(d);
+    free(steps);
+    return steps ? TR_OK : tr__fail(TR_NO_MEMORY, "out of memory");
+}
+
+tr_status tr_checkpoint_find_best(const char *folder, char *path, int64_t *step, double *loss)
+{
+    if (!folder || !path)
+        return tr__fail(TR_INVALID, "checkpoint_find_best: %s is NULL", folder ? "path" : "the folder");
+    int64_t best = -1;
+    double least = INFINITY;
+    char name[NAME], found[PATH_MAX];
+    TR__TRY(find_best(folder, &best, &least));
+    if (best < 0)
+        return tr__fail(TR_NOT_FOUND, "%s has no checkpoint with a validation loss: save with .loss, and .keep_best", folder);
+    put_name(name, best);
+    TR__TRY(tr__path_join(found, folder, name));
+    strcpy(path, found);
+    if (step) *step = best;
+    if (loss) *loss = least;
     return TR_OK;
 }
 
@@ -333,6 +397,7 @@ tr_status tr__checkpoint_load(const char *path, tr_tensor_list **model, tr_tenso
 
 tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor_list **state)
 {
+    if (!path || !model) return tr__fail(TR_INVALID, "checkpoint_load: %s is NULL", path ? "model" : "the path");
     return tr__checkpoint_load(path, model, state, NULL);
 }
 
@@ -382,26 +447,9 @@ tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *st
 
 tr_status tr_checkpoint_find_whole(const char *folder, char *path, int64_t *step)
 {
+    if (!path || !step) return tr__fail(TR_INVALID, "checkpoint_find_whole: %s is NULL", path ? "step" : "path");
     TR_SCOPE;
     int64_t damaged;
     tr_tensor_list *model, *state, *history;
     return tr__checkpoint_load_newest(folder, path, step, &damaged, &model, &state, &history);
-}
-
-tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, int64_t step)
-{
-    TR_SCOPE;
-    tr_tensor_list *model, *state, *history;
-    char name[NAME], path[PATH_MAX], aside[96];
-    put_name(name, step);
-    TR__TRY(tr__path_join(path, folder, name));
-    tr_status status = tr__checkpoint_load(path, &model, &state, &history);
-    if (status == TR_OK) return tr__fail(TR_STATE, "%s is whole", path);
-    if (status != TR_FORMAT) return status;
-    snprintf(aside, sizeof aside, "damaged-%s", name);
-    TR__TRY(remove_tree(folder_fd, aside, folder)); /* an earlier one of the same step */
-    if (renameat(folder_fd, name, folder_fd, aside) < 0)
-        return tr__fail_errno(TR_IO, errno, "cannot rename %s to %s", path, aside);
-    tr__log(TR_LOG_WARN, "%s/%s is set aside as %s", folder, name, aside);
-    return TR_OK;
 }

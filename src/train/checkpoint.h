@@ -18,8 +18,10 @@ int64_t tr__checkpoint_named_step(const char *path);
  * is there one? Checkpoints from elsewhere have none, and nothing of them can be verified. */
 tr_status tr__checkpoint_manifest(const char *path, tr__manifest *manifest, bool *known);
 
-/* The highest step of the checkpoints in an open folder; -1 without a checkpoint. folder: its path, for messages. */
-tr_status tr__checkpoint_newest(int folder_fd, const char *folder, int64_t *step);
+/* TR_STATE when an open folder holds a checkpoint of a later step: to save the steps of another training, or those behind, would
+ * let the two mix. Only what a resumption has passed over, because it is damaged, is set aside under another name. folder: its
+ * path, for messages. */
+tr_status tr__checkpoint_make_room(int folder_fd, const char *folder, int64_t step);
 /* tr_checkpoint_save() into a folder that is open, which still has to be found under the options' name. */
 tr_status tr__checkpoint_save(int folder_fd, const tr_checkpoint_save_options *options);
 /* tr_checkpoint_load() with the rows that were saved as its metrics (NULL when there were none). state and history may be NULL. */
@@ -29,7 +31,5 @@ tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *st
     tr_tensor_list **state, tr_tensor_list **history);
 /* Removes what a killed process left: a checkpoint half saved or half removed. */
 void tr__checkpoint_clear_away(int folder_fd, const char *folder);
-/* Renames a damaged checkpoint so that it no longer counts as a checkpoint. TR_STATE when it is whole. */
-tr_status tr__checkpoint_set_damaged_aside(int folder_fd, const char *folder, int64_t step);
 
 #endif

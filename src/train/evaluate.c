@@ -62,6 +62,9 @@ static tr_status judge(const tr_evaluate_options *o, tr_tensor *x, tr_tensor *y,
     if (!y && !o->loss) return tr__fail(TR_INVALID, "evaluate: the samples have no y: give a .loss that needs none");
     if (y) y = tr_to(y, tr_device_of(output)); /* where a model that is split over devices ends */
     TR__TRY(tr_status_of(y));
+    if (!o->loss && y->dtype != TR_I64 && y->dtype != TR_I32)
+        return tr__fail(TR_INVALID, "evaluate: y is %s %s: pass .loss, as without it cross-entropy of class indices (i64 or i32) is "
+            "taken", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
     double before = sums[COUNT];
     if (are_classes(output, y)) {
         TR__TRY(judge_classes(output, y, sums));

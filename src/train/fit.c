@@ -58,25 +58,6 @@ static tr_status lock_folder(fit *f)
     return tr__fail(TR_STATE, "another training is writing into %s", folder);
 }
 
-/* To save the steps of another training, or those behind, would throw away what has come further. Only what a
- * resumption has passed over, because it is damaged, makes room. */
-static tr_status check_steps(const fit *f)
-{
-    const char *folder = f->options->folder;
-    int64_t newest, step = f->trainer->step;
-    for (;;) {
-        TR__TRY(tr__checkpoint_newest(f->folder_fd, folder, &newest));
-        if (newest <= step) return TR_OK;
-        if (!f->trainer->plan.resume) break;
-        tr_status status = tr__checkpoint_set_damaged_aside(f->folder_fd, folder, newest);
-        if (status == TR_STATE) break;
-        TR__TRY(status);
-    }
-    return tr__fail(TR_STATE,
-        "fit: %s holds a training at step %" PRId64 ", and this one is at step %" PRId64
-        ": go on with that one (.resume), or give another folder", folder, newest, step);
-}
-
 /* Checked at the start: the first save may be hours away. */
 static tr_status check_about(const tr_tensor_list *about)
 {
@@ -135,7 +116,7 @@ static tr_status open_files(fit *f)
     if (!o->folder || t->rank != 0) return TR_OK;
     TR__TRY(check_about(o->about));
     TR__TRY(lock_folder(f));
-    TR__TRY(check_steps(f));
+    TR__TRY(tr__checkpoint_make_room(f->folder_fd, o->folder, t->step)); /* the first save may be hours away */
     tr__checkpoint_clear_away(f->folder_fd, o->folder);
     TR__TRY(set_old_metrics_aside(f));
     char path[PATH_MAX];

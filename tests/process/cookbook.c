@@ -21,7 +21,7 @@ static void check(bool holds, const char *what)
 int main(int argc, char **argv)
 {
     if (argc != 2) return 2;
-    char path[4096];
+    char path[4096], best[4096];
     job j = {.world = tr_join()};
     bool first = tr_rank(j.world) == 0;
     tr_dataset *set = tr_dataset_new(240, point, .name = "points");
@@ -44,6 +44,11 @@ int main(int argc, char **argv)
     int epochs = train_until_it_stops_improving(&j, validation, path);
     tr_score score;
     TR_CHECK(tr_evaluate(j.net, validation, .group = j.world, .score = &score));
+    tr_tensor_list *saved;
+    TR_CHECK(tr_checkpoint_find_best(path, best, NULL, NULL));
+    TR_CHECK(tr_checkpoint_load(best, &saved, NULL));
+    check(tr_item(tr_sum(tr_abs(tr_sub(tr_list_find(saved, "0.weight"), tr_list_find(tr_parameters(j.net), "0.weight"))))) == 0,
+        "the net is that of the best checkpoint");
     check(score.accuracy > 0.95, "it learns to tell the points apart");
     if (first) printf("%d epochs, accuracy %.3f\n", epochs, score.accuracy);
 

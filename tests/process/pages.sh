@@ -21,6 +21,11 @@ rm -r run/checkpoint-600
 grep -q '^going on from step 550$' out || fail "one process does not go on where two ended"
 [ "$(wc -l <out)" = 2 ] || fail "one epoch was left"
 
+sed '7s/,.*/,oops/' points.csv >bad.csv
+mv bad.csv points.csv
+"$BUILD/process/tutorial" >out 2>err && fail "a bad line of the data was passed over"
+grep -q 'points.csv: line 7 is not x,y,class' err || fail "the message does not name the bad line"
+
 for ranks in 1 2; do
     mkdir "cook-$ranks"
     start -n $ranks "$BUILD/process/cookbook" "$work/cook-$ranks"

@@ -95,16 +95,91 @@ static void the_newest_two_are_kept(void **state)
     assert_true(is_there("checkpoint-20"));
 }
 
-static void the_one_just_saved_stays(void **state)
+static void log_nothing(tr_log_level level, const char *text, void *user)
+{
+    (void)level, (void)text, (void)user;
+}
+
+/* Two trainings in one folder would mix. What is damaged does not count, and stays under another name. */
+static void no_save_before_a_later_checkpoint(void **state)
 {
     (void)state;
-    assert_int_equal(save(50, 10), TR_OK);
-    assert_int_equal(save(100, 10), TR_OK);
-    assert_int_equal(save(5, 10), TR_OK);
-    assert_true(is_there("checkpoint-5") && is_there("checkpoint-50") && is_there("checkpoint-100"));
-    assert_int_equal(save(7, 10), TR_OK);
-    assert_true(is_there("checkpoint-7") && is_there("checkpoint-50") && is_there("checkpoint-100"));
-    assert_false(is_there("checkpoint-5"));
+    for (int64_t step = 5; step <= 15; step += 5) assert_int_equal(save(step, 10), TR_OK);
+    for (int64_t step = 1; step < 15; step += 6) assert_int_equal(save(step, 10), TR_STATE);
+    char words[200];
+    snprintf(words, sizeof words, "%s holds checkpoint-15, of a later step than 13: of another training? Resume from it, remove it, or "
+        "choose another folder", folder);
+    assert_string_equal(tr_error_message(), words);
+    assert_true(is_there("checkpoint-10") && is_there("checkpoint-15"));
+    assert_false(is_there("checkpoint-1") || is_there("checkpoint-7") || is_there("checkpoint-13"));
+    assert_int_equal(save(15, 20), TR_OK);
+    assert_int_equal(newest(), 15);
+
+    tr_set_log(log_nothing, NULL, TR_LOG_WARN);
+    write_text("checkpoint-15/model.safetensors", "damage");
+    assert_int_equal(save(11, 10), TR_OK);
+    tr_set_log(NULL, NULL, TR_LOG_WARN);
+    assert_int_equal(newest(), 11);
+    assert_true(is_there("damaged-checkpoint-15") && is_there("checkpoint-10"));
+}
+
+static tr_status save_with_loss(int64_t step, double loss)
+{
+    TR_SCOPE;
+    return tr_checkpoint_save(folder, step, tr_list_new(), tr_list_new(), .loss = &loss, .keep = 1, .keep_best = true);
+}
+
+static void the_best_is_found(void **state)
+{
+    (void)state;
+    const double losses[] = {3, 1, 2, NAN};
+    int64_t step = 7;
+    double loss = 0.5;
+    assert_int_equal(save(1, 10), TR_OK);
+    assert_int_equal(tr_checkpoint_find_best(folder, path, &step, &loss), TR_NOT_FOUND);
+    assert_non_null(strstr(tr_error_message(), "has no checkpoint with a validation loss: save with .loss"));
+    assert_true(step == 7 && loss == 0.5);
+    for (int i = 0; i < 4; i++) assert_int_equal(save_with_loss(2 + i, losses[i]), TR_OK);
+    assert_int_equal(tr_checkpoint_find_best(folder, path, &step, &loss), TR_OK);
+    assert_true(step == 3 && loss == 1);
+    assert_string_equal(path, in_folder("checkpoint-3"));
+    path[0] = 0;
+    assert_int_equal(tr_checkpoint_find_best(folder, path, NULL, NULL), TR_OK);
+    assert_string_equal(path, in_folder("checkpoint-3"));
+    assert_int_equal(tr_checkpoint_find_best("/nowhere", path, &step, &loss), TR_NOT_FOUND);
+}
+
+/* NULL where something is wanted is an error that names it. */
+static void null_is_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int64_t step;
+    tr_tensor_list *list = tr_list_new();
+    const struct {
+        tr_status status;
+        const char *message;
+    } cases[] = {
+#define CASE(call, text) {(call), strstr(tr_error_message(), text) ? NULL : text}
+        CASE(tr_checkpoint_load(folder, NULL, NULL), "checkpoint_load: model is NULL"),
+        CASE(tr_checkpoint_load(NULL, &list, NULL), "checkpoint_load: the path is NULL"),
+        CASE(tr_checkpoint_find(NULL, path, &step), "checkpoint_find: the folder is NULL"),
+        CASE(tr_checkpoint_find(folder, NULL, &step), "checkpoint_find: path is NULL"),
+        CASE(tr_checkpoint_find(folder, path, NULL), "checkpoint_find: step is NULL"),
+        CASE(tr_checkpoint_find_whole(NULL, path, &step), "checkpoint_find: the folder is NULL"),
+        CASE(tr_checkpoint_find_whole(folder, NULL, &step), "checkpoint_find_whole: path is NULL"),
+        CASE(tr_checkpoint_find_whole(folder, path, NULL), "checkpoint_find_whole: step is NULL"),
+        CASE(tr_checkpoint_find_best(NULL, path, NULL, NULL), "checkpoint_find_best: the folder is NULL"),
+        CASE(tr_checkpoint_find_best(folder, NULL, NULL, NULL), "checkpoint_find_best: path is NULL"),
+        CASE(tr_checkpoint_save(NULL, 1, list, list), "checkpoint_save: the folder is NULL"),
+        CASE(tr_checkpoint_save(folder, 1, NULL, list), "checkpoint_save: model is NULL"),
+        CASE(tr_checkpoint_save(folder, 1, list, NULL), "checkpoint_save: state is NULL"),
+#undef CASE
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (cases[i].message) fail_msg("no message says \"%s\"", cases[i].message);
+        assert_int_equal(cases[i].status, TR_INVALID);
+    }
 }
 
 /* Whatever somebody has put into a checkpoint goes with it; what a link leads to stays. */
@@ -519,7 +594,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(the_newest_two_are_kept),
-        TEST(the_one_just_saved_stays),
+        TEST(no_save_before_a_later_checkpoint),
+        TEST(the_best_is_found),
+        TEST(null_is_refused),
         TEST(what_lies_in_a_checkpoint_goes_with_it),
         TEST(what_cannot_be_removed_fails_no_save),
         TEST(a_file_with_a_checkpoints_name_is_none),

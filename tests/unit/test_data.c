@@ -183,6 +183,8 @@ static void test_validation_goes_through_once(void **state)
     assert_int_equal(tr_size(x, 0), 1);
     assert_int_equal(((int32_t *)tr_data(y))[2], 'j');
     assert_int_equal(tr_text_batch(text, 2, 3, &x, &y, .validation = true, .first_sample = 4), TR_END);
+    assert_failed(tr_text_batch(text, 2, 3, &x, &y, .validation = true, .step = 1), TR_INVALID, "it is .first_sample = k * batch");
+    assert_failed(tr_text_batch(text, 2, 3, &x, &y, .validation = true, .step = 0), TR_INVALID, ".step selects training windows");
 }
 
 /* ---- Tokens ------------------------------------------------------------------------------------------------------ */
@@ -262,7 +264,7 @@ static void test_masked_windows(void **state)
     /* 500 bytes are 15 windows of 32, masked alike whenever they are asked for. */
     TR_CHECK(tr_text_batch(text, 20, 34, &x, &y, .validation = true, .masking = &masking));
     assert_int_equal(tr_size(x, 0), 15);
-    TR_CHECK(tr_text_batch(text, 20, 34, &half, &rest, .validation = true, .step = 9, .masking = &masking));
+    TR_CHECK(tr_text_batch(text, 20, 34, &half, &rest, .validation = true, .masking = &masking));
     assert_memory_equal(tr_data(y), tr_data(rest), 15 * 34 * sizeof(int32_t));
     assert_failed(tr_text_batch(text, 1, 2, &x, &y, .masking = &masking), TR_INVALID, "leaves no token");
     masking.share = 1.5;

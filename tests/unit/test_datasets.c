@@ -113,6 +113,56 @@ static void count_release(void *user)
     *(int *)user += 1000;
 }
 
+/* Samples that are their index, in random parts. */
+static void test_random_parts(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_dataset *set = tr_dataset_tensors(tr_arange(100, TR_I64, tr_cpu(0)), NULL), *parts[3], *again[3], *other[3];
+    TR_CHECK(tr_dataset_split(set, ((double[]){0.29, 0.6, 0.11}), 3, parts, .seed = 4));
+    TR_CHECK(tr_dataset_split(set, ((double[]){29, 60, 11}), 3, again, .seed = 4));
+    TR_CHECK(tr_dataset_split(set, ((double[]){29, 60, 11}), 3, other, .seed = 5));
+    const int64_t counts[] = {29, 60, 11};
+    bool seen[100] = {false}, in_order = true, alike = true;
+    int64_t last = -1;
+    for (int p = 0; p < 3; p++) {
+        assert_int_equal(tr_dataset_count(parts[p]), counts[p]);
+        for (int64_t i = 0; i < counts[p]; i++) {
+            tr_sample s, same, different;
+            TR_CHECK(tr_dataset_at(parts[p], i, &s));
+            TR_CHECK(tr_dataset_at(again[p], i, &same));
+            TR_CHECK(tr_dataset_at(other[p], i, &different));
+            int64_t value = (int64_t)tr_item(s.x);
+            assert_false(seen[value]);
+            seen[value] = true;
+            assert_int_equal(value, tr_item(same.x));
+            in_order &= value > last;
+            alike &= value == (int64_t)tr_item(different.x);
+            last = value;
+        }
+    }
+    assert_false(in_order || alike);
+
+    /* What rounding leaves goes to the first parts. */
+    TR_CHECK(tr_dataset_split(tr_dataset_slice(set, 0, 11), ((double[]){0.25, 0.25, 0.5}), 3, parts));
+    assert_int_equal(tr_dataset_count(parts[0]), 3);
+    assert_int_equal(tr_dataset_count(parts[1]), 3);
+    assert_int_equal(tr_dataset_count(parts[2]), 5);
+    TR_CHECK(tr_dataset_split(tr_dataset_slice(set, 0, 0), ((double[]){0.5, 0.5}), 2, parts));
+    assert_int_equal(tr_dataset_count(parts[0]), 0);
+
+    assert_failed(tr_dataset_split(set, ((double[]){0.5, 0.4}), 2, parts), TR_INVALID,
+        "the sum of the shares is 0.9: it must be 1, of fractions, or the 100 samples of tensors");
+    assert_int_equal(tr_status_of(parts[0]), TR_INVALID);
+    assert_int_equal(tr_status_of(parts[1]), TR_INVALID);
+    assert_failed(tr_dataset_split(set, ((double[]){1.5, -0.5}), 2, parts), TR_INVALID, "part 1 has a share of -0.5");
+    assert_failed(tr_dataset_split(set, ((double[]){99.5, 0.5}), 2, parts), TR_INVALID, "part 0 cannot have 99.5 samples");
+    assert_failed(tr_dataset_split(NULL, ((double[]){1}), 1, parts), TR_INVALID, "the dataset is NULL");
+    assert_failed(tr_dataset_split(set, NULL, 1, parts), TR_INVALID, "shares are NULL");
+    assert_failed(tr_dataset_split(set, ((double[]){1}), 0, parts), TR_INVALID, "0 parts");
+    assert_failed(tr_dataset_split(tr_dataset_slice(set, 5, 4), ((double[]){1}), 1, parts), TR_INVALID, "no samples [5, 4)");
+}
+
 static void test_a_programs_own(void **state)
 {
     (void)state;
@@ -391,6 +441,7 @@ int main(void)
         cmocka_unit_test(test_what_are_no_rows),
         cmocka_unit_test(test_a_slice),
         cmocka_unit_test(test_a_subset),
+        cmocka_unit_test(test_random_parts),
         cmocka_unit_test(test_a_programs_own),
         cmocka_unit_test(test_a_map),
         cmocka_unit_test(test_idx_types),

@@ -168,6 +168,7 @@ static void test_a_loss_of_its_own(void **state)
     assert_true(fabs(got.loss - tr_item(squares(tr_forward(net, x), y, &scale))) < 1e-5);
     FAILS(TR_SHAPE, tr_evaluate(net, loader, .loss = no_mean), "[4, 4], not the batch's mean");
     FAILS(TR_INVALID, tr_evaluate(net, tr_loader_new(tr_dataset_tensors(x, NULL))), "no y");
+    FAILS(TR_INVALID, tr_evaluate(net, loader), "evaluate: y is f32 [4, 4]: pass .loss, as without it cross-entropy");
     FAILS(TR_INVALID, tr_evaluate(NULL, loader), "model is NULL");
     FAILS(TR_INVALID, tr_evaluate(net, NULL), "loader is NULL");
     TR_CHECK(tr_evaluate(net, tr_loader_new(tr_dataset_slice(tr_dataset_tensors(x, y), 0, 0)), .score = &got));

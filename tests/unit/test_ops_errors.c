@@ -320,6 +320,11 @@ static void labels_and_ids_out_of_range(void **state)
     expect(tr_cross_entropy(tr_cast(logits, TR_F64), ids(99, 0, 0)), TR_INVALID, "target 99 at position 0");
     expect(tr_cross_entropy(logits, tr_reshape(ids(0, 0, 0), TR_SHAPE(3, 1))), TR_SHAPE,
         "cross_entropy: targets [3, 1] do not fit logits [3, 10]: they must be [3]");
+    tr_tensor *maps = ones(TR_SHAPE(2, 4, 7, 7));
+    expect(tr_cross_entropy(maps, tr_zeros(TR_SHAPE(2, 7, 7), .dtype = TR_I64)), TR_SHAPE, "targets [2, 7, 7] do not fit logits "
+        "[2, 4, 7, 7]: they must be [2, 4, 7] (classes are the last dimension: tr_permute the logits)");
+    expect(tr_cross_entropy(maps, tr_zeros(TR_SHAPE(2, 7, 6), .dtype = TR_I64)), TR_SHAPE, "they must be [2, 4, 7]");
+    assert_null(strstr(tr_error_message(), "permute"));
     expect(tr_cross_entropy(ones(TR_SCALAR), ids(0, 0, 0)), TR_SHAPE, "cross_entropy: logits are a scalar");
     expect(tr_embedding_op(ids(4, 5, 0), weight), TR_INVALID, "embedding: id 5 at position 1 is outside the 5 rows");
     expect(tr_embedding_op(ids(4, 0, -1), weight), TR_INVALID, "embedding: id -1 at position 2");
