@@ -213,12 +213,13 @@ static inline void multiply_columns(const float *x, int64_t rows, int64_t stride
 
 static double product_of_row(const float *x, int64_t n)
 {
-    double part[FACTORS], product = 1;
-    int64_t whole = n / FACTORS;
-    multiply_columns(x, whole, FACTORS, FACTORS, part);
-    for (int i = 0; i < FACTORS; i++) product *= part[i];
-    for (int64_t i = whole * FACTORS; i < n; i++) product *= (double)x[i];
-    return product;
+    double part[FACTORS];
+    int64_t whole = n - n % FACTORS;
+    multiply_columns(x, n / FACTORS, FACTORS, FACTORS, part);
+    for (int64_t i = whole; i < n; i++) part[i - whole] *= (double)x[i];
+    for (int parts = FACTORS / 2; parts > 0; parts /= 2) /* by halves: one by one, each product would wait for the last */
+        for (int i = 0; i < parts; i++) part[i] *= part[i + parts];
+    return part[0];
 }
 
 /* Tasks: outer index by outer index, FACTORS of inner by FACTORS. */
