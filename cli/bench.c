@@ -24,10 +24,6 @@ static int complete_options(void *self)
         tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
         return TR__EXIT_USAGE;
     }
-    if (b->step_in_backward && (b->step_after_backward || b->capture || strncmp(b->device, "cpu", 3) != 0)) {
-        tr__complain(TR__BENCH, "--step-in-backward: it takes the CPU, and neither --step-after-backward nor --capture");
-        return TR__EXIT_USAGE;
-    }
     bool ranks = b->ranks > 1 || getenv("RANK");
     if (b->capture && ranks) {
         tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
@@ -56,11 +52,9 @@ static int bench_model(int argc, char **argv)
         {"optimizer", 0, "NAME", "momentum: SGD with it (adamw for texts, sgd for mlp, momentum for images)",
             TR__CHOICE(&b.optimizer, "adamw", "sgd", "momentum")},
         {"step-after-backward", 0, NULL,
-            "keep all gradients for a step at the end; else one rank on the CPU updates each parameter as its gradient is\n"
-            "                            final, as trainers do",
+            "keep all gradients for a step at the end; else, on the CPU, each parameter is updated as its gradient is\n"
+            "                            final, of several ranks when its bucket is averaged, as trainers do",
             TR__FLAG(&b.step_after_backward)},
-        {"step-in-backward", 0, NULL, "several ranks, too, update a bucket's parameters when it is averaged",
-            TR__FLAG(&b.step_in_backward)},
         {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b.capture)},
         {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b.bf16_state)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b.seq, 1, 1000000)},

@@ -51,7 +51,7 @@ double tr__median_ratio(const double *a, const double *b, int n);
 typedef struct tr__bench {
     const char *model, *optimizer, *dtype, *device, *backend, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
-    bool step_after_backward, step_in_backward, capture, bf16_state;
+    bool step_after_backward, capture, bf16_state;
 } tr__bench;
 
 /* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no

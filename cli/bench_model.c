@@ -240,10 +240,9 @@ static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
     bool native = strcmp(b->backend, "native") == 0;
-    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)),
+    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)),
         b->model, r->work.device.kind == TR_CPU ? "" : "/cuda", native ? "" : "/", native ? "" : b->backend,
-        b->step_after_backward ? "/step-after-backward" : "", r->world > 1 && r->work.in_backward ? "/step-in-backward" : "",
-        b->capture ? "/capture" : "", b->bf16_state ? "/bf16-state" : "",
+        b->step_after_backward ? "/step-after-backward" : "", b->capture ? "/capture" : "", b->bf16_state ? "/bf16-state" : "",
         b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);

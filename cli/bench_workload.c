@@ -301,6 +301,6 @@ tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__w
     w->y = tr_to(w->y, at.device);
     TRY(check(w));
     /* As a trainer chooses. */
-    w->in_backward = !b->step_after_backward && !b->capture && (!group || b->step_in_backward) && at.device.kind == TR_CPU;
+    w->in_backward = !b->step_after_backward && !b->capture && at.device.kind == TR_CPU;
     return tr_step_in_backward(w->optimizer, w->in_backward);
 }

@@ -231,8 +231,8 @@ typedef struct tr_trainer_options {
     void *user;                 /* for optimizer and loss */
     tr_batch_loss loss;         /* NULL: tr_cross_entropy(tr_forward(net, x), y). net is the model, or DDP around it */
     bool step_in_backward;      /* tr_step_in_backward(), which saves the memory of all gradients: no clipping, no
-                                   micro-batches, no .stop_on_spike. On one rank on the CPU a trainer does so by itself
-                                   where it can; this makes it an error where it cannot, and asks for it on several ranks */
+                                   micro-batches, no .stop_on_spike. On the CPU trainers do so by themselves where all
+                                   ranks can; this makes it an error where it cannot be */
     const char *allow_different; /* settings that may differ between ranks: "lr, data"; NULL: none */
     int64_t check_replicas;     /* compare replicas every so many steps, and before tr_fit() saves; default 100; 0:
                                    never (a binding: -1). Parameters, buffers and the optimizer's state (unless it is

@@ -101,30 +101,48 @@ tr_status tr__trainer_check_unsharded(const tr_trainer *t)
         "tr_shard_optimizer(), or train without .folder and .resume and save by tr_optimizer_state() on all ranks");
 }
 
-/* Without being told to: where nothing needs all gradients, nobody else has the optimizer, updates a parameter or exchanges its
+/* Does no setting need all gradients? The same answer on all ranks, which compare these settings. */
+static bool settings_allow_in_backward(const tr_trainer *t)
+{
+    const tr__plan *p = &t->plan;
+    bool alike = t->world_size == 1 || (!tr__trainer_may_differ(t, "clip") && !tr__trainer_may_differ(t, "stop_on_spike"));
+    return p->step_in_backward || (alike && p->clip == 0 && !p->stop_on_spike);
+}
+
+/* Without being told to: where nobody reads all gradients, nobody else has the optimizer, updates a parameter or exchanges its
  * gradient, and the parameters are on the CPU, where a step of one costs no launch. The results are the same, bit for bit. */
 static bool can_step_in_backward(const tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
-    if (p->step_after_backward || p->stop_on_spike || p->clip > 0 || t->world_size > 1 || p->micro_batch < t->share) return false;
+    if (p->step_after_backward || p->micro_batch < t->share) return false;
     const tr_tensor_list *list = t->optimizer->list;
+    const int ddps = t->world_size > 1; /* the trainer's own */
     bool can = !t->optimizer->gather && atomic_load(&t->optimizer->object.refs) == 1;
     for (int i = 0; i < list->count; i++) {
         const tr__leaf *leaf = list->entries[i].tensor->leaf;
         can &= tr__device_of(list->entries[i].tensor).kind == TR_CPU && atomic_load(&leaf->optimizers) == 1 && !leaf->has_grad &&
-               atomic_load(&leaf->averagers) == 0;
+               atomic_load(&leaf->averagers) == ddps && (leaf->averager != NULL) == ddps;
     }
     return can;
 }
 
-/* Asked at each step, as others may come and go. An optimizer that steps in backward without having been told to does so in the
- * trainer's backwards only: those of the program leave gradients, as always. */
-static tr_status choose_when_to_step(tr_trainer *t)
+/* Asked before each step's last backward, as others may come and go. Ranks step in backward when all of them can, and then only where
+ * the loss of each is finite: once the first bucket is averaged it is applied. An optimizer that steps in backward without having been
+ * told to does so in the trainer's backwards only: those of the program leave gradients, as always. */
+static tr_status choose_when_to_step(tr_trainer *t, double loss, bool *finite)
 {
     bool told = t->plan.step_in_backward;
-    t->in_backward = told || can_step_in_backward(t);
+    *finite = true;
+    t->in_backward = false;
+    if (settings_allow_in_backward(t)) {
+        int32_t all[] = {told || can_step_in_backward(t), isfinite(loss)};
+        if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, all, 2, .dtype = TR_I32, .op = TR_MIN));
+        t->in_backward = all[0];
+        *finite = all[1];
+    }
     TR__TRY(tr_step_in_backward(t->optimizer, t->in_backward));
     tr__in_backward_pause(t->optimizer, !told);
+    tr__in_backward_measure(t->optimizer, tr__gradients_are_watched(t));
     return TR_OK;
 }
 
@@ -210,15 +228,6 @@ tr_tensor *tr__trainer_loss(const tr_trainer *t, tr_module *net, tr_tensor *x, t
     return tr_escape(tr_cross_entropy(output, tr_to(y, tr_device_of(output)))); /* a split model ends elsewhere */
 }
 
-/* Once the first bucket is averaged it is applied: whether some rank's loss is not finite has to be known before. */
-static tr_status losses_are_finite(const tr_trainer *t, double own, bool *finite)
-{
-    int32_t all = isfinite(own);
-    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &all, 1, .dtype = TR_I32, .op = TR_MIN));
-    *finite = all;
-    return TR_OK;
-}
-
 tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange, double *loss)
 {
     TR_SCOPE;
@@ -232,9 +241,10 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     TR__TRY(tr_status_of(root));
     *loss += part * tr_item(mean);
     if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, exchange));
-    bool steps = t->in_backward && exchange, finite = true;
-    if (steps) TR__TRY(losses_are_finite(t, *loss, &finite));
-    if (!finite) return TR_OK; /* update() says so; the parameters stay as they are */
+    bool finite = true;
+    if (exchange) TR__TRY(choose_when_to_step(t, *loss, &finite));
+    bool steps = t->in_backward && exchange;
+    if (steps && !finite) return TR_OK; /* update() says so; the parameters stay as they are */
     tr__in_backward_pause(t->optimizer, !steps);
     tr_status status = tr_backward(root);
     tr__in_backward_pause(t->optimizer, !p->step_in_backward);
@@ -284,8 +294,6 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
     row->lr = tr_cosine_lr(t->step, p->lr, p->steps, .warmup_steps = p->warmup_steps, .min_lr = p->min_lr);
     TR__TRY(tr_set_lr(t->optimizer, row->lr));
     tr_zero_grad(t->optimizer);
-    TR__TRY(choose_when_to_step(t));
-    tr__in_backward_measure(t->optimizer, tr__gradients_are_watched(t));
     tr__said own = {.stop = *stop};
     for (int64_t at = 0; at < t->share; at += p->micro_batch) {
         int64_t n = t->share - at < p->micro_batch ? t->share - at : p->micro_batch;

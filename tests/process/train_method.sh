@@ -68,7 +68,9 @@ losses default | diff expected - >out || fail "steps without clipping change the
 refuses 1 "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0" gpt $tiny --step-in-backward
 train $tiny --steps 8 --clip 1e9 --ranks 2 --out after2
 train $tiny --steps 8 --clip 0 --ranks 2 --step-in-backward --out in2
+train $tiny --steps 8 --clip 0 --ranks 2 --out default2
 losses after2 >expected
+losses default2 | diff expected - >out || fail "two ranks without clipping change the losses: $(cat out)"
 losses in2 | diff expected - >out || fail "steps in backward on two ranks change the losses: $(cat out)"
 refuses 1 "a spike is known when gradients have been used: leave out --stop-on-spike" gpt $tiny --clip 0 --step-in-backward --stop-on-spike
 refuses 1 "cannot be added up: a micro_batch of 4, the whole batch, not 2" gpt $tiny --clip 0 --step-in-backward --micro-batch 2 --out m

@@ -1,6 +1,6 @@
 /*
  * Steps in backward under DDP: on each number of ranks the bits of a step after backward, for elementwise and whole rules, with tied
- * weights, recompute, frozen parameters and such as take no part; with memory for a few buckets of gradients instead of all; and a
+ * weights, a module that is called twice, recompute, frozen parameters and such as take no part; with memory for a few buckets of gradients instead of all; and a
  * backward that fails on one rank is a failure of all, which says what was updated.
  */
 #include "comm_ranks.h"
@@ -22,7 +22,7 @@ typedef struct training {
     tr_optimizer *optimizer;
 } training;
 
-typedef enum shape { TIED, DEEP, PARTIAL } shape;
+typedef enum shape { TIED, DEEP, TWICE, PARTIAL } shape;
 
 /* What a case varies. */
 typedef struct variant {
@@ -49,7 +49,8 @@ static tr_module *make_net(shape s)
 static tr_optimizer *make_optimizer(tr_tensor_list *p, int rule)
 {
     if (rule == 0) return tr_sgd(p, .lr = 0.05, .momentum = 0.9, .weight_decay = 0.01);
-    return rule == 1 ? tr_adamw(p, .lr = 1e-2, .weight_decay = 0.1) : tr_lamb(p);
+    if (rule == 1) return tr_adamw(p, .lr = 1e-2, .weight_decay = 0.1);
+    return rule == 2 ? tr_lamb(p) : tr_adam(p, .lr = 1e-2, .weight_decay = 0.1);
 }
 
 static tr_tensor *mean_square(tr_tensor *x)
@@ -57,7 +58,8 @@ static tr_tensor *mean_square(tr_tensor *x)
     return tr_mean(tr_mul(x, x));
 }
 
-/* Of PARTIAL the layers from "k" on take part on rank 0 only, and "c" is frozen in every other step. */
+/* Of TWICE the layers "a" and "g" are called twice; of PARTIAL the layer "k" takes part on rank 0 only and
+ * "l" on none, and "c" is frozen in every other step. */
 static tr_tensor *loss_of(const training *t, const rank *r, shape s, int step)
 {
     uint64_t sample = (uint64_t)(step * r->world + r->number);
@@ -68,10 +70,15 @@ static tr_tensor *loss_of(const training *t, const rank *r, shape s, int step)
     }
     tr_tensor *x = tr_to(tr_randn(sample, TR_SHAPE(5, 32)), tr__device_of(tr_list_at(tr_parameters(t->net), 0)));
     if (s == DEEP) return mean_square(tr_forward(t->ddp, x));
+    if (s == TWICE) {
+        tr_tensor *y = tr_forward(t->ddp, x); /* and once more through two of its layers */
+        for (const char *name = "ag"; *name; name++) y = tr_forward(tr_module_find(t->net, (char[]){*name, 0}), y);
+        return mean_square(y);
+    }
     tr_module *c = tr_module_find(t->net, "c");
     TR_CHECK(tr_freeze(c, step % 2));
     x = tr_forward(tr_module_find(t->net, "0"), x);
-    for (char name[] = "a"; *name <= (r->number ? 'j' : 'l'); ++*name) x = tr_forward(tr_module_find(t->net, name), x);
+    for (char name[] = "a"; *name <= (r->number ? 'j' : 'k'); ++*name) x = tr_forward(tr_module_find(t->net, name), x);
     return mean_square(x);
 }
 
@@ -143,7 +150,8 @@ static void it_changes_no_bit(void **state)
 {
     (void)state;
     const variant all[] = {{TIED, 0, 0.002, false, 0}, {TIED, 1, 25, false, 0}, {DEEP, 1, 0.02, false, 1}, {DEEP, 2, 1e-9, false, 0},
-        {DEEP, 0, 0.02, true, 0}, {PARTIAL, 1, 0.02, false, 0}};
+        {DEEP, 0, 0.02, true, 0}, {DEEP, 3, 0.02, false, 0},
+        {TWICE, 0, 0.02, false, 0}, {TWICE, 3, 0.02, false, 0}, {PARTIAL, 0, 0.02, false, 0}, {PARTIAL, 1, 0.02, false, 0}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (int world = 2; world <= 3; world++) run(world, train_both_ways, &all[i]);
 }

@@ -24,6 +24,7 @@ typedef struct plan {
     double clip;
     bool plain; /* without a batch norm, which would take away what is large */
     bool stop_on_spike;
+    bool step_after_backward;
     int hooked_step; /* in this step's first backward the odd rank's "0.weight" has a gradient times value; 0: in none
                       */
     tr_status status;
@@ -69,7 +70,8 @@ static tr_status train(run_of *r, tr_group *group, const char *resume, int64_t s
                       : tr_sequential(first, tr_batch_norm1d(8), tr_relu_layer(), last);
     r->trainer = tr_classifier_trainer(r->net, make_set(p, number), .group = group, .global_batch = BATCH,
                                        .steps = STEPS, .micro_batch = p->micro_batch, .clip = p->clip, .lr = 0.01,
-                                       .resume = resume, .stop_on_spike = p->stop_on_spike, .allow_different = "data");
+                                       .resume = resume, .stop_on_spike = p->stop_on_spike, .allow_different = "data",
+                                       .step_after_backward = p->step_after_backward);
     if (p->hooked_step && p->odd == number) tr_grad_hook_add(tr_list_find(tr_state_dict(r->net), "0.weight"), spoil, r);
     return tr_fit(r->trainer, .folder = number ? NULL : folder, .stop_at = stop_at, .report = &r->report);
 }
@@ -145,8 +147,25 @@ static void weights_that_were_spoilt_before_are_named(void **state)
         &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 5, .status = TR_INVALID,
                 .words = "step 6: the loss is not a number; \"0.weight\" is not finite since an earlier step"});
     run(3, fail_as_planned,
-        &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 11, .status = TR_INVALID,
+        &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 11, .step_after_backward = true, .status = TR_INVALID,
                 .words = "step 11: the gradients' norm is inf; computed again, each rank's own"});
+}
+
+/* Where ranks step in backward the average is known when parameters before it have been updated. */
+static void fail_in_backward(rank *r)
+{
+    TR_SCOPE;
+    run_of of = {.plan = r->arg};
+    CHECK(train(&of, r->group, NULL, 0, NULL) == TR_INVALID);
+    SAYS("step 11: the gradients' norm is inf; the gradient of \"0.weight\" is the first in backward whose norm is not finite, when ");
+    SAYS(" of the 6 parameters had been updated");
+    CHECK(of.report.common_failure);
+}
+
+static void an_average_that_is_not_finite_names_the_parameter(void **state)
+{
+    (void)state;
+    run(3, fail_in_backward, &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 11});
 }
 
 /* ---- Spikes ------------------------------------------------------------------------------------------------------ */
@@ -248,6 +267,7 @@ int main(void)
         cmocka_unit_test(one_process_names_the_parameter),
         cmocka_unit_test(damage_on_the_way_is_told_from_bad_data),
         cmocka_unit_test(weights_that_were_spoilt_before_are_named),
+        cmocka_unit_test(an_average_that_is_not_finite_names_the_parameter),
         cmocka_unit_test(a_spike_is_a_warning_and_the_training_goes_on),
         cmocka_unit_test(a_spike_names_rank_and_parameter),
         cmocka_unit_test(averaged_gradients_that_differ_are_named),

@@ -300,22 +300,30 @@ static bool alike(tr_tensor_list *a, tr_tensor_list *b)
     return same;
 }
 
-/* Where they are told to; a loss that is not finite on one rank is known to all before anything is applied. */
+/* By themselves and where they are told to; a loss that is not finite on one rank is known to all before anything is applied. */
 static void on_ranks(rank *r)
 {
     TR_SCOPE;
     const kind *k = r->arg;
-    training after, in;
-    begin(&after, k, (tr_classifier_trainer_options){.group = r->group});
-    begin(&in, k, (tr_classifier_trainer_options){.group = r->group, .step_in_backward = true});
+    training after, in, told;
+    begin(&after, k, (tr_classifier_trainer_options){.group = r->group, .step_after_backward = true});
+    begin(&in, k, (tr_classifier_trainer_options){.group = r->group});
+    begin(&told, k, (tr_classifier_trainer_options){.group = r->group, .step_in_backward = true});
     for (int step = 0; step < STEPS; step++) {
         OK(take_step(&after, step));
         OK(take_step(&in, step));
-        CHECK(after.rows[step].loss == in.rows[step].loss);
+        OK(take_step(&told, step));
+        CHECK(gradients_of(&after) > 0);
+        CHECK(gradients_of(&in) == 0);
+        CHECK(tr_status_of(tr_grad(tr_list_at(tr_parameters(told.net), 0))) == TR_STATE);
+        CHECK(after.rows[step].loss == in.rows[step].loss && in.rows[step].loss == told.rows[step].loss);
         CHECK(step % 10 || after.rows[step].grad_norm == in.rows[step].grad_norm);
         CHECK(alike(tr_state_dict(after.net), tr_state_dict(in.net)));
+        CHECK(alike(tr_state_dict(after.net), tr_state_dict(told.net)));
     }
     CHECK(alike(tr_optimizer_state(after.optimizer), tr_optimizer_state(in.optimizer)));
+    CHECK(tr_clip_grad_norm(told.optimizer, 1, NULL) == TR_UNSUPPORTED);
+    SAYS("steps in backward (tr_step_in_backward())");
     tr_tensor_list *list = tr_parameters(in.net);
     float *last = tr_data(tr_list_at(list, tr_list_count(list) - 1)), sound = *last;
     if (r->number == 1) *last = NAN;
@@ -330,11 +338,46 @@ static void on_ranks(rank *r)
     OK(tr_leave(r->group));
 }
 
-static void ranks_that_are_told_to_give_the_same_bits(void **state)
+static void ranks_give_the_same_bits(void **state)
 {
     (void)state;
     for (int world = 2; world <= 3; world++)
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) run(world, on_ranks, &kinds[i]);
+}
+
+/* All ranks do as the one that needs its gradients, in each step anew. */
+static void for_one_rank(rank *r)
+{
+    TR_SCOPE;
+    training after, t;
+    begin(&after, &kinds[0], (tr_classifier_trainer_options){.group = r->group, .step_after_backward = true});
+    begin(&t, &kinds[0], (tr_classifier_trainer_options){.group = r->group});
+    int all = tr_list_count(tr_parameters(t.net));
+    for (int step = 0; step < 6; step++) {
+        bool keeps = step / 2 == 1;
+        if (step == 2 && r->number == 1) tr_keep(t.optimizer);
+        if (step == 4 && r->number == 1) tr_release(t.optimizer);
+        OK(take_step(&after, step));
+        OK(take_step(&t, step));
+        CHECK(gradients_of(&t) == (keeps ? all : 0));
+        CHECK(alike(tr_state_dict(after.net), tr_state_dict(t.net)));
+    }
+    const tr_classifier_trainer_options needs[] = {{.clip = 1}, {.stop_on_spike = true}, {.allow_different = "clip"},
+        {.micro_batch = r->number ? 1 : 0}, {.step_after_backward = r->number == 0}};
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        tr_classifier_trainer_options o = needs[i];
+        o.group = r->group;
+        begin(&t, &kinds[0], o);
+        OK(take_step(&t, 0));
+        CHECK(gradients_of(&t) == all);
+    }
+    OK(tr_leave(r->group));
+}
+
+static void gradients_stay_for_the_rank_that_needs_them(void **state)
+{
+    (void)state;
+    run(2, for_one_rank, NULL);
 }
 
 /* ---- What is not finite ------------------------------------------------------------------------------------------ */
@@ -472,7 +515,8 @@ int main(void)
         cmocka_unit_test(the_program_may_use_the_parameters),
         cmocka_unit_test(who_keeps_the_optimizer_has_gradients),
         cmocka_unit_test(a_model_within_ddp_keeps_its_gradients),
-        cmocka_unit_test(ranks_that_are_told_to_give_the_same_bits),
+        cmocka_unit_test(ranks_give_the_same_bits),
+        cmocka_unit_test(gradients_stay_for_the_rank_that_needs_them),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(norms_that_overflow_are_told),
         cmocka_unit_test(a_loss_that_is_not_finite_applies_nothing),
