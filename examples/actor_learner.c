@@ -1,9 +1,9 @@
 /*
- * Reinforcement learning in the shape of actors and a learner: actors on workers play episodes with the policy they are
- * sent; the learner asks all at once, gathers what they saw and did, and updates. `./actor_learner [--device cuda] [ACTORS]`
- * The game is cart-pole (Barto, Sutton & Anderson 1983): push a cart left or right so that the pole on it stays up; a
- * point for each step, 200 at most. The learner is REINFORCE (Williams 1992) with normalised returns, until the mean of
- * a round is 190. All random numbers have seeds: one process that plays all itself learns the same, which is checked.
+ * Reinforcement learning by actors and a learner: `./actor_learner [--device cuda] [ACTORS [GOAL]]`. Actors on workers play
+ * episodes with the policy they are sent; the learner asks all at once, gathers what they saw and did, and updates. The game
+ * is cart-pole (Barto, Sutton & Anderson 1983): push a cart so that the pole on it stays up; a point for each step, 200 at
+ * most. The learner is REINFORCE (Williams 1992) with normalised returns, until the mean of a round is GOAL, 190. All random
+ * numbers have seeds: one process that plays all itself learns the same, which is checked.
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,9 +12,9 @@
 #include <trireme/trireme.h>
 
 enum { most_actors = 8, episodes = 16, most_steps = 200, most_rounds = 300, most_rows = episodes * most_steps };
-static const double goal = 190, discount = 0.99;
+static const double discount = 0.99;
 static tr_device here; /* where this process computes */
-typedef struct settings { char device[16]; int actors; } settings;
+typedef struct settings { char device[16]; int actors; double goal; } settings;
 
 /* ---- The game ---------------------------------------------------------------------------------------------------- */
 
@@ -144,27 +144,26 @@ static double learn(tr_rpc *rpc, tr_module *policy, tr_optimizer *optimizer, int
 }
 
 /* Learns until the mean is the goal. The rounds that it took; -1: too many. */
-static int reach_goal(tr_rpc *rpc, tr_module *policy, int actors)
+static int reach_goal(tr_rpc *rpc, tr_module *policy, const settings *s)
 {
     tr_optimizer *optimizer = tr_adam(tr_parameters(policy), .lr = 0.01);
     for (int round = 0; round < most_rounds; round++)
-        if (learn(rpc, policy, optimizer, actors, round) >= goal) return round + 1;
+        if (learn(rpc, policy, optimizer, s->actors, round) >= s->goal) return round + 1;
     return -1;
 }
 
-static tr_status run_learner(tr_rpc *rpc, int actors)
+static tr_status run_learner(tr_rpc *rpc, const settings *s)
 {
     TR_SCOPE;
     tr_module *policy = make_policy(), *twin = make_policy();
-    int rounds = reach_goal(rpc, policy, actors), twin_rounds = reach_goal(NULL, twin, actors);
+    int rounds = reach_goal(rpc, policy, s), twin_rounds = reach_goal(NULL, twin, s);
     TR_NO_GRAD;
     double difference = 0;
-    for (int i = 0; i < tr_list_count(tr_parameters(policy)); i++) {
-        tr_tensor *a = tr_list_at(tr_parameters(policy), i), *b = tr_list_at(tr_parameters(twin), i);
-        difference += tr_item(tr_max(tr_abs(tr_sub(a, b))));
-    }
-    printf("%d rounds of %d episodes to a mean of %.0f points\n", rounds, actors * episodes, goal);
-    printf("weights differ from those of one process by %.1e\n", difference);
+    tr_tensor_list *mine = tr_parameters(policy), *its = tr_parameters(twin);
+    for (int i = 0; i < tr_list_count(mine); i++)
+        difference += tr_item(tr_max(tr_abs(tr_sub(tr_list_at(mine, i), tr_list_at(its, i)))));
+    printf("%d rounds of %d episodes to a mean of %.0f points\nweights differ from those of one process by %.1e\n", rounds,
+        s->actors * episodes, s->goal, difference);
     if (rounds > 0 && rounds == twin_rounds && difference < 1e-4) return TR_OK;
     return tr_fail(TR_STATE, "%d rounds, %d in one process, weights differ by %g", rounds, twin_rounds, difference);
 }
@@ -181,7 +180,7 @@ static tr_status work(int rank, void *argument, size_t bytes)
     tr_rpc *rpc = tr_rpc_start(world, .name = name);
     TR_CHECK(tr_rpc_register(rpc, &play_rpc));
     TR_CHECK(tr_barrier(world)); /* all can be called */
-    if (rank == 0) TR_CHECK(run_learner(rpc, s->actors));
+    if (rank == 0) TR_CHECK(run_learner(rpc, s));
     TR_CHECK(tr_rpc_stop(rpc)); /* the actors play until all have called it */
     return tr_leave(world);
 }
@@ -189,10 +188,11 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    settings s = {"cpu", 2};
+    settings s = {"cpu", .actors = 2, .goal = 190};
     for (; argc > 2 && strcmp(argv[1], "--device") == 0; argc -= 2, argv += 2)
         snprintf(s.device, sizeof s.device, "%s", argv[2]);
     if (argc > 1) s.actors = atoi(argv[1]);
+    if (argc > 2) s.goal = atof(argv[2]);
     if (s.actors < 1 || s.actors > most_actors) return fprintf(stderr, "1 to %d actors\n", most_actors), 2;
     TR_CHECK(tr_spawn(work, 1 + s.actors, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;

@@ -1,6 +1,6 @@
 /*
  * Parameter servers: each holds one layer of a network; trainers run forward and backward through the servers, which
- * update the layers where they are. `./parameter_server [--device cuda] [TRAINERS]`, in two ways:
+ * update the layers where they are, in two ways. `./parameter_server [--device cuda] [TRAINERS [STEPS]]`
  *
  *   together  synchronous: in each step one trainer gathers the losses of all, and makes one backward and one step
  *   Hogwild   every trainer makes steps of its own, whenever it is ready
@@ -15,13 +15,13 @@
 #include <trireme/trireme.h>
 
 enum { servers = 2, most_trainers = 16, classes = 10, pixels = 64, hidden = 32 };
-enum { batch = 32, steps = 200, samples_to_test = 1000 };
+enum { batch = 32, all_steps = 200, samples_to_test = 1000 };
 
 static tr_device here; /* where this process computes */
 
 typedef struct settings {
     char device[16];
-    int trainers;
+    int trainers, steps;
     bool together;
 } settings;
 
@@ -53,7 +53,7 @@ static tr_tensor *make_samples(int64_t first, int64_t n, tr_tensor **y)
 
 static int64_t samples_of(int trainer, int step)
 {
-    return ((int64_t)trainer * steps + step) * batch;
+    return ((int64_t)trainer * all_steps + step) * batch;
 }
 
 static tr_tensor *loss_from(tr_module *net, int64_t first)
@@ -120,7 +120,7 @@ static double measure(tr_module *net)
 }
 
 /* Trains in this process as the trainers do together, and says how far the servers' weights are from that. */
-static double distance_from_one_process(tr_rref *const *parameters, int trainers)
+static double distance_from_one_process(tr_rref *const *parameters, int trainers, int steps)
 {
     tr_module *net = join_layers(make_layer(0), make_layer(1));
     tr_optimizer *optimizer = tr_sgd(tr_parameters(net), .lr = 0.05);
@@ -147,7 +147,7 @@ static tr_status train(tr_rpc *rpc, const settings *s, int trainer)
     tr_module *net = join_layers(tr_remote_module(layers[0]), tr_remote_module(layers[1]));
     int n = tr_dist_parameters(rpc, net, parameters, 8);
     tr_dist_optimizer *optimizer = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_SGD(.lr = 0.05));
-    for (int step = 0; step < steps; step++)
+    for (int step = 0; step < s->steps; step++)
         if (s->together)
             step_together(rpc, layers, optimizer, s->trainers, step);
         else
@@ -157,7 +157,7 @@ static tr_status train(tr_rpc *rpc, const settings *s, int trainer)
         samples_to_test, 100 * accuracy);
     if (accuracy < 0.96) return tr_fail(TR_STATE, "an accuracy of %.3f: it should be 0.96 and more", accuracy);
     if (!s->together) return TR_OK;
-    double difference = distance_from_one_process(parameters, s->trainers);
+    double difference = distance_from_one_process(parameters, s->trainers, s->steps);
     printf("weights differ from those of one process by %.1e\n", difference);
     return difference < 1e-4 ? TR_OK : tr_fail(TR_STATE, "weights differ by %g from those of one process", difference);
 }
@@ -185,10 +185,11 @@ static tr_status work(int rank, void *argument, size_t bytes)
 int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
-    settings s = {.device = "cpu", .trainers = 2};
+    settings s = {.device = "cpu", .trainers = 2, .steps = all_steps};
     for (; argc > 2 && strcmp(argv[1], "--device") == 0; argc -= 2, argv += 2)
         snprintf(s.device, sizeof s.device, "%s", argv[2]);
     if (argc > 1) s.trainers = atoi(argv[1]);
+    if (argc > 2) s.steps = atoi(argv[2]);
     if (s.trainers < 1 || s.trainers > most_trainers) return fprintf(stderr, "1 to %d trainers\n", most_trainers), 2;
     for (int together = 1; together >= 0; together--) {
         s.together = together;

@@ -127,10 +127,11 @@ struct multiplication {
         };
         const auto [a_row, a_column] = strides(a, matmul.transposed[0]);
         const auto [b_row, b_column] = strides(b, matmul.transposed[1]);
-        const loop loops[] = {{columns, 0, b_column, rows}, {int64_t(k()), a_column, b_row, 0}, {rows, a_row, 0, 1}};
+        const std::vector<loop> loops = {
+            {columns, 0, b_column, rows}, {int64_t(k()), a_column, b_row, 0}, {rows, a_row, 0, 1}};
         for (int64_t batch = 0; batch < d.batch; batch++) {
             std::vector<double> sums(m() * n());
-            add_products(loops, 3, operand(a, at_a, batch).data(), operand(b, at_b, batch).data(), sums.data());
+            add_products(loops, operand(a, at_a, batch), operand(b, at_b, batch), sums);
             for_each<2>({columns, rows}, [&](const auto &i) {
                 double sum = alpha * sums[uint64_t(i[0] * rows + i[1])];
                 if (beta != 0) sum += beta * load_from(c, at_c, batch, i[1], i[0]);

@@ -31,6 +31,7 @@
 #include <utility>
 
 #include "cuda_types.h"
+#include "fiber.h"
 #include "runtime.h"
 
 #define __global__
@@ -49,7 +50,7 @@ struct place {
     uint3 thread, block;
     dim3 block_dim, grid_dim;
 };
-extern __thread place here;
+inline const place &here() { return *static_cast<const place *>(fiber_owner()); }
 
 struct site {
     const char *file;
@@ -84,7 +85,8 @@ typedef void warp_function(void *const slots[32]);
 void warp_operation(const char *name, warp_function *compute, unsigned mask, void *slot, site at);
 inline unsigned lane()
 {
-    return (here.thread.x + here.block_dim.x * (here.thread.y + here.block_dim.y * here.thread.z)) % 32;
+    const auto &[thread, block, size, grid] = here();
+    return (thread.x + size.x * (thread.y + size.y * thread.z)) % 32;
 }
 
 void *dynamic_shared();
@@ -99,10 +101,10 @@ void *library_find(void *library, const char *function);
 
 } /* namespace tr_emulator */
 
-#define threadIdx (tr_emulator::here.thread)
-#define blockIdx (tr_emulator::here.block)
-#define blockDim (tr_emulator::here.block_dim)
-#define gridDim (tr_emulator::here.grid_dim)
+#define threadIdx (tr_emulator::here().thread)
+#define blockIdx (tr_emulator::here().block)
+#define blockDim (tr_emulator::here().block_dim)
+#define gridDim (tr_emulator::here().grid_dim)
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t tr_launch(const char *name, bool cooperative, void (*kernel)(Parameters...), dim3 grid, dim3 block,

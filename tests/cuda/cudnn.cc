@@ -147,7 +147,7 @@ struct convolution {
         const size_t a = (of.to + 1) % 3, b = (of.to + 2) % 3;
         std::vector<loop> loops;
         for (const auto &t : terms) loops.push_back({t.count, t.strides[a], t.strides[b], t.strides[of.to]});
-        add_products(loops.data(), loops.size(), values[a].data(), values[b].data(), values[of.to].data());
+        add_products(loops, values[a], values[b], values[of.to]);
         for_each(result.dim, [&](const index4 &i) {
             store(result.type, memory[of.to], result.at(i), value(of.to, i));
         });

@@ -5,7 +5,6 @@
  */
 #include "cuda_emulator.h"
 #include "cudart.h"
-#include "fiber.h"
 
 #include <atomic>
 #include <condition_variable>
@@ -19,8 +18,6 @@
 #include <vector>
 
 namespace tr_emulator {
-
-__thread place here = {{0, 0, 0}, {0, 0, 0}, dim3(1), dim3(1)};
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
 
@@ -76,7 +73,7 @@ static bool same_line(const site &a, const site &b) { return a.line == b.line &&
 
 struct grid_meeting;
 
-struct block_run {
+struct block_run : place { /* the owner of its fibers */
     const kernel_launch &launch;
     grid_meeting *meeting; /* of the blocks of a cooperative launch, else NULL */
     uint64_t state;        /* of this block's random numbers */
@@ -92,8 +89,8 @@ struct block_run {
     char error[1024] = "";
 
     block_run(const kernel_launch &l, grid_meeting *m, uint64_t s)
-        : launch(l), meeting(m), state(s), threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32),
-          order(warps.size())
+        : place{{}, {}, l.block, l.grid}, launch(l), meeting(m), state(s),
+          threads(l.block.x * l.block.y * l.block.z), warps((threads.size() + 31) / 32), order(warps.size())
     {
         std::iota(order.begin(), order.end(), 0u);
         for (unsigned i = 0; i < threads.size(); i++) {
@@ -104,7 +101,7 @@ struct block_run {
         void *dynamic; /* not a byte more, so that ASan sees an overrun */
         if (launch.shared && !posix_memalign(&dynamic, 128, launch.shared)) shared.reset(dynamic);
     }
-    bool run(uint3 block);
+    bool run(uint3 index);
     void go_on(thread_state &t);
     void switch_to(thread_state *next, fiber *from);
     thread_state *pick();
@@ -121,7 +118,8 @@ struct block_run {
 };
 
 static unsigned lane_of(const thread_state &t) { return t.number % 32; }
-static __thread block_run *current;
+static __thread block_run *current; /* for who may be on no fiber; see fiber_owner() */
+static block_run &mine() { return *static_cast<block_run *>(static_cast<place *>(fiber_owner())); }
 
 /* The stacks of a thread of the host that no fiber has at the moment. */
 struct stack_pool {
@@ -168,12 +166,11 @@ text print(const char *format, ...)
 void block_run::complain(const char *format, ...)
 {
     if (*error) return;
-    const uint3 b = here.block;
     va_list values;
     va_start(values, format);
     const text more = print_all(format, values);
     va_end(values);
-    snprintf(error, sizeof error, "kernel %s, block (%u,%u,%u): %s", launch.kernel, b.x, b.y, b.z, more.at);
+    snprintf(error, sizeof error, "kernel %s, block (%u,%u,%u): %s", launch.kernel, block.x, block.y, block.z, more.at);
 }
 
 text block_run::who(const thread_state &t) const
@@ -192,13 +189,14 @@ text block_run::tell(const thread_state &t) const
 /* Leaves the running thread for good: the block is given up. */
 [[noreturn]] static void leave()
 {
-    fiber_switch(current->running->on, &current->own);
+    fiber_switch(mine().running->on, &mine().own);
     abort(); /* nothing resumes it */
 }
 
 void trap(const char *what, site at)
 {
-    current->complain("%s at %s:%d by %s", what, at.file, at.line, current->who(*current->running).at);
+    block_run &b = mine();
+    b.complain("%s at %s:%d by %s", what, at.file, at.line, b.who(*b.running).at);
     leave();
 }
 
@@ -335,7 +333,7 @@ bool block_run::release()
 void block_run::go_on(thread_state &t)
 {
     running = &t;
-    here.thread = t.index;
+    thread = t.index;
 }
 
 static void run_threads();
@@ -346,7 +344,7 @@ void block_run::switch_to(thread_state *next, fiber *from)
     fiber *to = &own;
     if (next && !*error && !next->on) {
         next->on = pool.take();
-        if (next->on) fiber_start(next->on, run_threads);
+        if (next->on) fiber_start(next->on, run_threads, static_cast<place *>(this));
         else complain("no memory for the stack of a thread");
     }
     if (next && !*error) {
@@ -359,9 +357,9 @@ void block_run::switch_to(thread_state *next, fiber *from)
 /* What a fiber does: thread after thread, until the next one has a stack of its own. */
 static void run_threads()
 {
-    fiber_entered(&current->own);
+    fiber_entered(&mine().own);
     for (;;) {
-        block_run &b = *current;
+        block_run &b = mine();
         fiber *mine = b.running->on;
         b.launch.body();
         b.thread_ended(*b.running);
@@ -387,9 +385,9 @@ void block_run::thread_ended(thread_state &t)
 }
 
 /* false: an error, which stands in `error`. */
-bool block_run::run(uint3 block)
+bool block_run::run(uint3 index)
 {
-    here = {{0, 0, 0}, block, launch.block, launch.grid};
+    block = index;
     for (size_t i = 0; i < warps.size(); i++) {
         const size_t lanes = std::min<size_t>(32, threads.size() - i * 32);
         const unsigned exist = ~0u >> (32 - lanes);
@@ -427,7 +425,7 @@ void block_run::wait(const char *in, site at)
 
 int barrier(combine how, int value, site at)
 {
-    block_run &b = *current;
+    block_run &b = mine();
     thread_state &s = *b.running;
     if (how == combine::grid && !b.meeting) trap("tr_grid_sync() in a launch that is not cooperative", at);
     s.how = how;
@@ -442,7 +440,7 @@ int barrier(combine how, int value, site at)
 
 void warp_operation(const char *name, warp_function *compute, unsigned mask, void *slot, site at)
 {
-    block_run &b = *current;
+    block_run &b = mine();
     thread_state &s = *b.running;
     warp_state &w = b.warp_of(s);
     const unsigned bit = 1u << lane_of(s);
@@ -506,7 +504,7 @@ void load_matrices(unsigned *r, int count, bool transposed, const void *row, sit
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-void *dynamic_shared() { return current->shared.get(); }
+void *dynamic_shared() { return mine().shared.get(); }
 
 static void move(const async_copy &c)
 {
@@ -517,17 +515,18 @@ static void move(const async_copy &c)
 /* At once, or as late as the thread waits for it: as the seed decides. */
 void copy_async(void *to, const void *from, bool valid)
 {
-    thread_state &t = *current->running;
+    block_run &b = mine();
+    thread_state &t = *b.running;
     const async_copy c = {to, from, valid, t.group};
-    if (current->draw() & 1) move(c);
+    if (b.draw() & 1) move(c);
     else t.copies.push_back(c);
 }
 
-void copy_commit() { current->running->group++; }
+void copy_commit() { mine().running->group++; }
 
 void copy_wait(int left)
 {
-    thread_state &t = *current->running;
+    thread_state &t = *mine().running;
     auto first = t.copies.begin(), last = first;
     for (; last != t.copies.end() && last->group < t.group - left; ++last) move(*last);
     t.copies.erase(first, last);

@@ -1,6 +1,5 @@
 #include "fiber.h"
 
-#include <stdint.h>
 #include <sys/mman.h>
 
 #ifndef __has_feature
@@ -60,29 +59,35 @@ enum { SAVED = 20, RETURN = 11 };
 
 namespace tr_emulator {
 
-enum { STACK_BYTES = 256 << 10, ENTRY_BYTES = 8 << 10, GUARD_BYTES = 64 << 10 };
+static constexpr size_t OWNER_BYTES = 64, ENTRY_BYTES = 8 << 10, GUARD_BYTES = 64 << 10;
 
 void fiber_of_thread([[maybe_unused]] fiber *f) { TSAN(f->sanitizer = __tsan_get_current_fiber();) }
 
 bool fiber_make(fiber *f)
 {
-    void *memory = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
-        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    /* Enough for a stack that is aligned with its guard below; the rest goes back. */
+    const size_t bytes = GUARD_BYTES + 2 * FIBER_BYTES;
+    auto *memory = static_cast<char *>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     if (memory == MAP_FAILED) return false;
-    mprotect(memory, GUARD_BYTES, PROT_NONE);
-    f->stack = static_cast<char *>(memory) + GUARD_BYTES;
-    f->bytes = STACK_BYTES;
+    const size_t before = -(reinterpret_cast<uintptr_t>(memory) + GUARD_BYTES) % FIBER_BYTES;
+    if (before) munmap(memory, before);
+    f->stack = memory + before + GUARD_BYTES;
+    f->bytes = FIBER_BYTES - OWNER_BYTES;
+    munmap(f->stack + FIBER_BYTES, FIBER_BYTES - before);
+    mprotect(f->stack - GUARD_BYTES, GUARD_BYTES, PROT_NONE);
     TSAN(f->sanitizer = __tsan_create_fiber(0);)
     return true;
 }
 
-void fiber_start(fiber *f, void (*entry)())
+void fiber_start(fiber *f, void (*entry)(), void *owner)
 {
     auto **words = reinterpret_cast<void **>(f->stack + f->bytes) - SAVED;
     /* The frames of the entry that ran here before have not returned. */
     ASAN(__asan_unpoison_memory_region(f->stack + f->bytes - ENTRY_BYTES, ENTRY_BYTES);)
     for (int i = 0; i < SAVED; i++) words[i] = nullptr;
     words[RETURN] = reinterpret_cast<void *>(entry);
+    *reinterpret_cast<void **>(f->stack + FIBER_BYTES - sizeof owner) = owner;
     f->stack_pointer = words;
     f->fake_stack = nullptr;
 }
@@ -91,7 +96,7 @@ void fiber_free(fiber *f)
 {
     fiber_abandon(f);
     TSAN(__tsan_destroy_fiber(f->sanitizer);)
-    munmap(f->stack - GUARD_BYTES, GUARD_BYTES + f->bytes);
+    munmap(f->stack - GUARD_BYTES, GUARD_BYTES + FIBER_BYTES);
 }
 
 void fiber_switch(fiber *from, fiber *to)

@@ -56,13 +56,29 @@ void for_each(const std::array<int64_t, N> &shape, F f)
 /* Loops over `count` indices, each of which lies these strides further in a, b and c. */
 struct loop { int64_t count, a, b, c; };
 
-/* c += a b for every index of the nested loops. */
-inline void add_products(const loop *loops, size_t depth, const double *a, const double *b, double *c)
+/* c += a b for every index of the nested loops. What they reach lies within the arrays, as add_products() has checked:
+ * most of the time of a sanitized training would otherwise go here. */
+__attribute__((no_sanitize("address", "undefined"))) inline void
+add_checked(const loop *loops, size_t depth, const double *a, const double *b, double *c)
 {
-    for (int64_t i = loops->count; i-- > 0; a += loops->a, b += loops->b, c += loops->c) {
-        if (depth == 1) *c += *a * *b;
-        else add_products(loops + 1, depth - 1, a, b, c);
+    const loop l = *loops;
+    for (int64_t i = 0; i < l.count; i++) {
+        if (depth == 1) c[i * l.c] += a[i * l.a] * b[i * l.b];
+        else add_checked(loops + 1, depth - 1, a + i * l.a, b + i * l.b, c + i * l.c);
     }
+}
+
+inline void add_products(const std::vector<loop> &loops, const std::vector<double> &a, const std::vector<double> &b,
+    std::vector<double> &c)
+{
+    loop last = {1, 0, 0, 0};
+    for (const loop &l : loops) {
+        const int64_t n = l.count - 1;
+        assert(n >= 0 && l.a >= 0 && l.b >= 0 && l.c >= 0);
+        last = {1, last.a + n * l.a, last.b + n * l.b, last.c + n * l.c};
+    }
+    assert(last.a < std::ssize(a) && last.b < std::ssize(b) && last.c < std::ssize(c));
+    add_checked(loops.data(), loops.size(), a.data(), b.data(), c.data());
 }
 
 /* A function of a library as the plug-in finds it: a call that is to fail returns the library's FAILURE instead. What

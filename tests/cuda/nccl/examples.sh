@@ -1,12 +1,12 @@
 #!/bin/sh
 # Ranks that are processes, each with a GPU of the emulator, over the double of NCCL: the examples learn what they learn over the
-# native backend on the CPU.
+# native backend on the CPU. Run with seeds, CUDA_EMULATOR.
 # ctest: timeout=200
 . "$SOURCE/tests/process/common"
 cd "$work"
 TRIREME_PLUGINS=$BUILD/tests/cuda/libtrireme-cuda.so
 LD_LIBRARY_PATH=$BUILD/tests/cuda/nccl${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-CUDA_EMULATOR="devices=4"
+CUDA_EMULATOR="${CUDA_EMULATOR:-} devices=4"
 export TRIREME_PLUGINS LD_LIBRARY_PATH CUDA_EMULATOR TRIREME_CPU_DEVICES=2
 [ -e "$TRIREME_PLUGINS" ] || { echo "this build has no emulated CUDA plug-in"; exit 77; }
 shown="cpu.out cuda.out err"
@@ -63,6 +63,6 @@ if unshare -rn true 2>/dev/null; then
     alike
 fi
 
-! CUDA_EMULATOR="devices=1" "$BUILD/examples/spawn_ddp" --device cuda --backend nccl --samples 80 2 2>err || fail "one GPU suffices"
+! CUDA_EMULATOR="$CUDA_EMULATOR devices=1" "$BUILD/examples/spawn_ddp" --device cuda --backend nccl --samples 80 2 2>err || fail "one GPU suffices"
 grep -q 'each rank needs a GPU of its own: ranks 0 and 1 on host .* both have GPU 0; start no more ranks there' err ||
     fail "one GPU: $(cat err)"

@@ -1,6 +1,7 @@
 #!/bin/sh
 # `--device cuda` on the emulated cuda:0 and cuda:1: the examples and `trireme train` learn what they learn on the CPU, and
-# `trireme bench model` measures there. A few samples or steps each: kernels that run on the CPU take their time.
+# `trireme bench model` measures there. A few samples or steps each: kernels that run on the CPU take their time. Run with seeds,
+# CUDA_EMULATOR.
 # ctest: timeout=600
 . "$SOURCE/tests/process/common"
 cd "$work"
@@ -53,9 +54,9 @@ for device in cpu cuda; do
     sort $device.out >sorted && mv sorted $device.out
 done
 alike loss
-both parameter_server 1 # these, too, hold the workers' weights against one process by themselves
+both parameter_server 1 60 # these, too, hold the workers' weights against one process by themselves
 alike 'samples:'
-both actor_learner 1
+both actor_learner 1 40
 both rnn_remote_embedding --steps 3
 both rpc_pipeline 2
 alike loss
@@ -92,7 +93,7 @@ grep -q "^device's memory  *[0-9]*\.[0-9] MB" out || fail "bench model says: $(c
 grep -q '^captured  *49 steps launched as a graph, 1 op by op' out || fail "bench model --capture says: $(cat out)"
 ! "$TRIREME" train gpt --data text --device cuda:7 2>err || fail "there is a cuda:7"
 grep -q 'train gpt: --device: there is no device cuda:7: this process has cuda:0 to cuda:1' err || fail "cuda:7"
-! CUDA_EMULATOR=memory_mb=2 "$TRIREME" train gpt --data text --layers 2 --heads 2 --dim 64 --batch 16 --device cuda --out small \
+! CUDA_EMULATOR="${CUDA_EMULATOR:-} memory_mb=2" "$TRIREME" train gpt --data text --layers 2 --heads 2 --dim 64 --batch 16 --device cuda --out small \
     >out 2>err || fail "2 MB suffice"
 grep -q 'gpt: .*: no memory for [0-9]* bytes on cuda:0: tensors hold [0-9]*, .* a smaller batch takes less' err || fail "2 MB"
 ! "$BUILD/examples/spawn_ddp" --device cuda:2 2 2>err || fail "there is a cuda:2"
