@@ -53,9 +53,9 @@ void tr__pages_collapse(void *memory, size_t bytes)
     FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
     bool allowed = f && fgets(setting, sizeof setting, f) && !strstr(setting, "[never]");
     if (f) fclose(f);
-    uintptr_t begin = (uintptr_t)memory / TR__HUGE_PAGE * TR__HUGE_PAGE;
-    uintptr_t end = tr__round_up((uintptr_t)memory + bytes, TR__HUGE_PAGE);
-    if (allowed) madvise((void *)begin, end - begin, MADV_COLLAPSE); /* else, and where part is not mapped, it is as it was */
+    uintptr_t at = (uintptr_t)memory / TR__HUGE_PAGE * TR__HUGE_PAGE, end = (uintptr_t)memory + bytes;
+    /* One by one: what lies beside it may be of a mapping that cannot be collapsed, and stays as it is. */
+    for (; allowed && at < end; at += TR__HUGE_PAGE) madvise((void *)at, TR__HUGE_PAGE, MADV_COLLAPSE);
 }
 
 void tr__pages_free(void *memory, size_t bytes)
