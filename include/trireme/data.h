@@ -257,8 +257,8 @@ TR_API TR_MUST_CHECK tr_status tr_tokenizer_save(const tr_tokenizer *tokenizer, 
 TR_API int tr_tokenizer_vocab(const tr_tokenizer *tokenizer);
 /* The id of a token such as "[MASK]" or " the"; -1 when the vocabulary does not have it. */
 TR_API int tr_tokenizer_id(const tr_tokenizer *tokenizer, const char *token);
-/* The bytes of a token, *bytes of them, without a NUL; they belong to the tokenizer. A byte-pair token is any bytes, a
- * word piece inside a word begins with ##. NULL for an id out of range. */
+/* The bytes of a token, without a NUL; they belong to the tokenizer. *bytes: how many; or NULL. A byte-pair token is any
+ * bytes, a word piece inside a word begins with ##. NULL for an id out of range. */
 TR_API const char *tr_tokenizer_token(const tr_tokenizer *tokenizer, int id, size_t *bytes);
 
 typedef struct tr_encode_options {

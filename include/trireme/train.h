@@ -168,7 +168,7 @@ TR_API tr_metrics *tr_metrics_open_with(const tr_metrics_options *options);
 TR_API TR_MUST_CHECK tr_status tr_metrics_add(tr_metrics *metrics, const tr_metrics_row *row);
 /* Syncs the file to disk, and writes it again if it was removed or replaced. */
 TR_API TR_MUST_CHECK tr_status tr_metrics_sync(tr_metrics *metrics);
-/* All rows, those of the checkpoint included; valid until the next one is added. */
+/* All rows, those of the checkpoint included; valid until the next one is added. *count: how many; or NULL. */
 TR_API const tr_metrics_row *tr_metrics_rows(const tr_metrics *metrics, int64_t *count);
 
 /* ---- Evaluation -------------------------------------------------------------------------------------------------- */

@@ -86,6 +86,7 @@ int64_t tr_dataset_count(const tr_dataset *set)
 tr_status tr_dataset_at(tr_dataset *set, int64_t index, tr_sample *out)
 {
     if (!set) return tr__fail(TR_INVALID, "dataset_at: the dataset is NULL");
+    if (!out) return tr__fail(TR_INVALID, "dataset_at: out is NULL");
     TR__TRY(tr_status_of(set));
     if (index < 0 || index >= set->count)
         return tr__fail(TR_INVALID, "dataset_at: no sample %" PRId64 ": %s has %" PRId64, index, set->name, set->count);
@@ -340,6 +341,7 @@ static tr_status subset_fill(tr_dataset *set, tr_dataset *base, const int64_t *i
     subset *s = tr__dataset_state(set);
     TR__TRY(stand_on("dataset_subset", set, &s->base, base));
     if (count < 0) return tr__fail(TR_INVALID, "dataset_subset: the count must be 0 or more, not %" PRId64, count);
+    if (count && !indices) return tr__fail(TR_INVALID, "dataset_subset: indices is NULL");
     for (int64_t i = 0; i < count; i++)
         if (indices[i] < 0 || indices[i] >= base->count)
             return tr__fail(TR_INVALID, "dataset_subset: no sample %" PRId64 ": %s has %" PRId64, indices[i], base->name,
@@ -398,9 +400,9 @@ static tr_status split(const tr_dataset_split_options *o)
     tr_sampler *sampler = tr_distributed_sampler(o->set->count, .seed = o->seed);
     int64_t *indices = malloc((size_t)(o->set->count + 1) * sizeof *indices), begin = 0;
     int64_t *lengths = malloc((size_t)o->count * sizeof *lengths);
-    tr_status status = indices && lengths ? tr_sampler_indices(sampler, indices)
-                                          : tr__fail(TR_NO_MEMORY, "dataset_split: no memory for %" PRId64 " numbers", o->set->count);
-    if (status == TR_OK) status = part_lengths(o, lengths);
+    tr_status status = indices && lengths ? part_lengths(o, lengths)
+        : tr__fail(TR_NO_MEMORY, "dataset_split: no memory for %" PRId64 " numbers", o->set->count);
+    if (status == TR_OK) status = tr_sampler_indices(sampler, indices);
     for (int i = 0; i < o->count && status == TR_OK; begin += lengths[i++]) {
         o->parts[i] = tr_dataset_subset(o->set, indices + begin, lengths[i]);
         status = tr_status_of(o->parts[i]);
@@ -413,7 +415,7 @@ static tr_status split(const tr_dataset_split_options *o)
 tr_status tr_dataset_split_with(const tr_dataset_split_options *options)
 {
     if (!options->parts || options->count < 1)
-        return tr__fail(TR_INVALID, "dataset_split: parts is %s, for %d parts", options->parts ? "an array" : "NULL",
+        return tr__fail(TR_INVALID, "dataset_split: %s%d parts", options->parts ? "cannot make " : "parts is NULL, for ",
             options->count);
     tr_status status = split(options);
     for (int i = 0; i < options->count && status != TR_OK; i++) options->parts[i] = tr__dataset_failed();

@@ -368,6 +368,7 @@ static void tell_skips(tr_loader *l)
 
 tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
 {
+    if (!batch) return tr__fail(TR_INVALID, "loader_next: batch is NULL");
     *batch = (tr_batch){0};
     TR__TRY(check_loader("loader_next", loader));
     tr_loader *l = loader;

@@ -154,5 +154,6 @@ tr_status tr__sampler_draw(const tr_sampler *s, int64_t epoch, int64_t *out)
 tr_status tr_sampler_indices(const tr_sampler *sampler, int64_t *out)
 {
     TR__TRY(check("sampler_indices", sampler));
+    if (!out) return tr__fail(TR_INVALID, "sampler_indices: out is NULL");
     return tr__sampler_draw(sampler, sampler->epoch, out);
 }

@@ -71,11 +71,13 @@ int tr_tokenizer_vocab(const tr_tokenizer *t)
 
 int tr_tokenizer_id(const tr_tokenizer *t, const char *token)
 {
-    return t && !tr__error_of(t) ? tr__strings_find(&t->tokens, token, strlen(token)) : -1;
+    return t && token && !tr__error_of(t) ? tr__strings_find(&t->tokens, token, strlen(token)) : -1;
 }
 
 const char *tr_tokenizer_token(const tr_tokenizer *t, int id, size_t *bytes)
 {
+    size_t unwanted;
+    if (!bytes) bytes = &unwanted;
     *bytes = 0;
     if (id < 0 || id >= tr_tokenizer_vocab(t)) return NULL;
     return (const char *)tr__strings_at(&t->tokens, id, bytes);

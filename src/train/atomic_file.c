@@ -110,6 +110,7 @@ static tr_status split_path(tr__atomic_file *f, const char *path)
 
 tr_status tr__atomic_open(tr__atomic_file *f, const char *path)
 {
+    if (!path) return tr__fail(TR_INVALID, "the path of the file to write is NULL");
     TR__TRY(split_path(f, path));
     f->folder_fd = open(f->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->folder_fd < 0) return give_up(f, errno, "write");

@@ -156,6 +156,7 @@ static bool is_in_place(const tr_metrics *m)
 
 tr_status tr_metrics_sync(tr_metrics *m)
 {
+    if (!m) return tr__fail(TR_INVALID, "metrics_sync: the metrics are NULL");
     TR__TRY(tr_status_of(m));
     if (!m->path) return TR_OK;
     if (!is_in_place(m)) return write_all(m);
@@ -179,6 +180,7 @@ static tr_status remember(tr_metrics *m, const tr_metrics_row *row)
 
 tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
 {
+    if (!m || !row) return tr__fail(TR_INVALID, "metrics_add: %s NULL", m ? "the row is" : "the metrics are");
     TR__TRY(tr_status_of(m));
     TR__TRY(tr__row_check(row, m->count ? m->rows[m->count - 1].step : -1));
     TR__TRY(remember(m, row));
@@ -190,8 +192,8 @@ tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
 
 const tr_metrics_row *tr_metrics_rows(const tr_metrics *m, int64_t *count)
 {
-    *count = m->count;
-    return m->rows;
+    if (count) *count = m ? m->count : 0;
+    return m ? m->rows : NULL;
 }
 
 tr_status tr__metrics_set_score(tr_metrics *m, int64_t step, const tr_score *score)
@@ -221,6 +223,7 @@ tr_metrics *tr_metrics_open_with(const tr_metrics_options *o)
 {
     tr_metrics *m = tr__metrics_new();
     tr_status status = tr_status_of(m);
+    if (status == TR_OK && !o->path) status = tr__fail(TR_INVALID, "metrics_open: the path is NULL");
     if (status == TR_OK && o->checkpoint) {
         TR_SCOPE;
         tr_tensor_list *model, *history;

@@ -155,7 +155,10 @@ static void null_is_refused(void **state)
     (void)state;
     TR_SCOPE;
     int64_t step;
+    tr_metrics_row row = {0};
     tr_tensor_list *list = tr_list_new();
+    assert_null(tr_metrics_rows(NULL, &step));
+    assert_int_equal(step, 0);
     const struct {
         tr_status status;
         const char *message;
@@ -174,6 +177,12 @@ static void null_is_refused(void **state)
         CASE(tr_checkpoint_save(NULL, 1, list, list), "checkpoint_save: the folder is NULL"),
         CASE(tr_checkpoint_save(folder, 1, NULL, list), "checkpoint_save: model is NULL"),
         CASE(tr_checkpoint_save(folder, 1, list, NULL), "checkpoint_save: state is NULL"),
+        CASE(tr_write_file(NULL, "", 0), "the path of the file to write is NULL"),
+        CASE(tr_safetensors_save(NULL, list), "the path of the file to write is NULL"),
+        CASE(tr_status_of(tr_metrics_open(NULL)), "metrics_open: the path is NULL"),
+        CASE(tr_metrics_add(NULL, &row), "metrics_add: the metrics are NULL"),
+        CASE(tr_metrics_add(tr_metrics_open(in_folder("m.csv")), NULL), "metrics_add: the row is NULL"),
+        CASE(tr_metrics_sync(NULL), "metrics_sync: the metrics are NULL"),
 #undef CASE
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -41,6 +41,7 @@ static void test_rows_of_tensors(void **state)
     assert_int_equal(tr_item(s.y), 8);
     assert_failed(tr_dataset_at(set, 3, &s), TR_INVALID, "no sample 3: tensors has 3");
     assert_failed(tr_dataset_at(set, -1, &s), TR_INVALID, "no sample -1");
+    assert_failed(tr_dataset_at(set, 1, NULL), TR_INVALID, "dataset_at: out is NULL");
     TR_CHECK(tr_dataset_at(tr_dataset_tensors(tr_from(x, TR_SHAPE(3, 2)), NULL), 2, &s));
     assert_null(s.y);
     assert_memory_equal(tr_data(s.x), x + 4, 2 * sizeof(float));
@@ -94,6 +95,7 @@ static void test_a_subset(void **state)
     assert_int_equal(tr_dataset_count(tr_dataset_subset(set, NULL, 0)), 0);
     assert_failed(tr_status_of(tr_dataset_subset(set, (const int64_t[]){10}, 1)), TR_INVALID, "no sample 10: tensors has 10");
     assert_failed(tr_status_of(tr_dataset_subset(NULL, NULL, 0)), TR_INVALID, "NULL");
+    assert_failed(tr_status_of(tr_dataset_subset(set, NULL, 1)), TR_INVALID, "dataset_subset: indices is NULL");
 }
 
 /* ---- A program's own --------------------------------------------------------------------------------------------- */

@@ -400,6 +400,7 @@ static void test_what_is_no_loader(void **state)
     tr_batch b;
     tr_dataset *set = numbers(4);
     assert_failed(tr_status_of(tr_loader_new(NULL)), TR_INVALID, "dataset is NULL");
+    assert_failed(tr_loader_next(tr_loader_new(set), NULL), TR_INVALID, "loader_next: batch is NULL");
     assert_failed(tr_status_of(tr_loader_new(set, .batch = -1)), TR_INVALID, "-1 samples");
     assert_failed(tr_status_of(tr_loader_new(set, .workers = -1)), TR_INVALID, "-1 workers");
     assert_failed(tr_status_of(tr_loader_new(set, .prefetch = -2)), TR_INVALID, "prefetch of -2");

@@ -168,6 +168,7 @@ static void test_what_is_no_sampler(void **state)
     assert_int_equal(tr_sampler_length(bad), 0);
     assert_int_equal(tr_sampler_duplicates(bad), 0);
     assert_failed(tr_sampler_indices(NULL, out), TR_INVALID, "NULL");
+    assert_failed(tr_sampler_indices(tr_distributed_sampler(3), NULL), TR_INVALID, "sampler_indices: out is NULL");
     tr_group *nobody = tr_join(.init = "nonsense://", .rank = 0, .world_size = 2);
     assert_failed(tr_status_of(tr_distributed_sampler(4, .group = nobody)), TR_INVALID, "nonsense");
 }

@@ -137,6 +137,8 @@ static void test_special(void **state)
     tr_tokenizer *t = load("gpt2.json");
     int end = tr_tokenizer_id(t, "<|endoftext|>");
     assert_int_equal(end, 700);
+    assert_int_equal(tr_tokenizer_id(t, NULL), -1);
+    assert_memory_equal(tr_tokenizer_token(t, end, NULL), "<|endoftext|>", 13);
     tr_tensor *ids = tr_encode(t, "a<|endoftext|>b");
     assert_int_equal(tr_numel(ids), 3);
     assert_int_equal(((int32_t *)tr_data(ids))[1], end);
