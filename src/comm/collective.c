@@ -14,7 +14,7 @@
 
 /* ---- Kinds ------------------------------------------------------------------------------------------------------- */
 
-static const tr__kind kinds[TR_COLLECTIVE_COUNT] = {
+static const tr__kind kinds[TR__KINDS] = {
     [TR_ALL_REDUCE] = {.reduces = true},
     [TR_REDUCE] = {.reduces = true, .to_root = true},
     [TR_BROADCAST] = {.from_root = true},
@@ -30,6 +30,7 @@ static const tr__kind kinds[TR_COLLECTIVE_COUNT] = {
     [TR_SEND] = {.point_to_point = true},
     [TR_RECV] = {.point_to_point = true},
     [TR_BARRIER] = {0},
+    [TR__REMOTE_WAIT] = {.point_to_point = true},
 };
 
 static const char *const reduce_ops[TR_REDUCE_OP_COUNT] = {
@@ -364,6 +365,10 @@ static void describe(const tr__signature *s, char *text, size_t bytes)
 char *tr__signature_text(const tr__signature *s, char text[TR__CALL_TEXT])
 {
     char place[TR__PLACE_TEXT + 20] = "", what[80];
+    if ((int)s->kind == TR__REMOTE_WAIT) {
+        snprintf(text, TR__CALL_TEXT, "%s", s->file);
+        return text;
+    }
     if (s->file[0]) snprintf(place, sizeof place, "at %s:%d", s->file, s->line);
     describe(s, what, sizeof what);
     int used = snprintf(text, TR__CALL_TEXT, "%s", tr__kind_name(s->kind));

@@ -22,7 +22,10 @@ typedef struct tr__kind {
     bool point_to_point;
 } tr__kind;
 
-/* kind is one of the enum's. */
+/* In flight records alone: a thread waits for what another rank does, which the text in the place of the file says. */
+enum { TR__REMOTE_WAIT = TR_COLLECTIVE_COUNT, TR__KINDS };
+
+/* kind is one of the enums'. */
 const tr__kind *tr__kind_of(tr_collective_kind kind);
 
 /* ---- A call ------------------------------------------------------------------------------------------------------ */

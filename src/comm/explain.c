@@ -88,6 +88,21 @@ static bool is_transfer(const tr__record_call *c)
     return tr__kind_of(c->signature.kind)->point_to_point;
 }
 
+static bool is_remote_wait(const tr__record_call *c)
+{
+    return (int)c->signature.kind == TR__REMOTE_WAIT;
+}
+
+/* Does a call that is under way wait for rank k? */
+static bool awaits(const members *m, const tr__record_call *c, int k)
+{
+    int peer = c->signature.peer;
+    if (!is_remote_wait(c)) return peer == k || (peer == TR_ANY_SOURCE && m->ranks[k]);
+    bool stopped = false; /* if it goes through others, one that is stopped holds it up */
+    for (int i = 0; i < m->world && c->signature.tag; i++) stopped |= health_of(m, i) == STOPPED;
+    return stopped ? health_of(m, k) == STOPPED : peer == k;
+}
+
 /* Whom a rank waits for, at most `most`. */
 static int waits_of(const members *m, int rank, int *ranks, int most)
 {
@@ -96,11 +111,12 @@ static int waits_of(const members *m, int rank, int *ranks, int most)
     if (!r || r->state == TR__RECORD_FAILED) return 0;
     for (int i = 0; i < r->waits_count && count < most; i++) ranks[count++] = r->waits[i];
     for (int i = 0; i < r->call_count && count < most; i++) {
-        int peer = r->calls[i].signature.peer;
-        bool open = is_transfer(&r->calls[i]) && !r->calls[i].ended;
-        if (open && peer >= 0 && peer < m->world && peer != rank) ranks[count++] = peer;
-        for (int k = 0; open && peer == TR_ANY_SOURCE && k < m->world && count < most; k++)
-            if (k != rank && m->ranks[k]) ranks[count++] = k;
+        if (!is_transfer(&r->calls[i]) || r->calls[i].ended) continue;
+        for (int k = 0; k < m->world && count < most; k++) {
+            bool named = k == rank || !awaits(m, &r->calls[i], k);
+            for (int known = 0; known < count; known++) named |= ranks[known] == k;
+            if (!named) ranks[count++] = k;
+        }
     }
     const tr__record_call *running = tr__record_running(r);
     if (count || !running || is_transfer(running) || strcmp(r->backend, "native") == 0) return count;
@@ -180,14 +196,14 @@ static bool is_culprit(const members *m, int rank)
 /* What else the process of an idle rank does, in another group. */
 static void print_other_group(const members *m, const tr__record *r)
 {
-    char call[TR__CALL_TEXT], ranks[TR__RANKS_TEXT];
+    char call[TR__CALL_TEXT], ranks[TR__RANKS_TEXT], group[TR__GROUP_TEXT];
     for (int i = 0; i < m->all->count; i++) {
         const tr__record *other = &m->all->list[i];
         bool same_group = strcmp(other->group, r->group) == 0;
         if (other->pid == r->pid && other != r && same_group) return; /* ranks are threads: whose it is, is not known */
         const tr__record_call *running = tr__record_running(other);
         if (other->pid != r->pid || same_group || !running || other->state == TR__RECORD_FAILED) continue;
-        fprintf(m->out, "; in group '%s' it is in %s", other->group, tr__signature_text(&running->signature, call));
+        fprintf(m->out, "; in %s it is in %s", tr__record_group(other, group), tr__signature_text(&running->signature, call));
         if (other->waits_total > 0)
             fprintf(m->out, " and waits for %s", tr__ranks_text(other->waits, other->waits_count, other->waits_total, ranks));
     }
@@ -206,8 +222,10 @@ static void print_reason(const members *m, int rank)
     tr__signature_text(&wanted->signature, call);
     uint64_t sequence = wanted->signature.sequence;
     bool entered = r && sequence && progress(r) >= sequence;
-    if (!r)
+    if (!r || (is_remote_wait(wanted) && wanted->signature.tag))
         fprintf(m->out, "%s needs it", call);
+    else if (is_remote_wait(wanted))
+        fprintf(m->out, "it has not answered %s", call);
     else if (entered && running && running->signature.sequence == sequence)
         fprintf(m->out, "it is at work in %s", tr__signature_text(&running->signature, other));
     else if (entered)
@@ -249,7 +267,8 @@ static bool is_wanted(const members *m, int64_t wait)
 
 static void begin_line(const members *m)
 {
-    if (m->q->stalls) fprintf(m->out, "group '%s': ", m->any->group);
+    char group[TR__GROUP_TEXT];
+    if (m->q->stalls) fprintf(m->out, "%s: ", tr__record_group(m->any, group));
     else fprintf(m->out, "  => ");
 }
 
@@ -370,7 +389,9 @@ static void print_group(members *m)
         find_culprits(m);
         return;
     }
-    fprintf(m->out, "  group '%s' (%s): %d of %d ranks are on this host\n", m->any->group, m->any->backend, m->here, m->world);
+    char group[TR__GROUP_TEXT];
+    fprintf(m->out, "  %s (%s): %d of %d ranks are on this host\n", tr__record_group(m->any, group), m->any->backend, m->here,
+        m->world);
     for (int rank = 0; rank < m->world; rank++)
         if (m->ranks[rank]) print_row(m, rank);
     print_absent(m);

@@ -98,6 +98,12 @@ char *tr__raw_name(const tr_group *group, int rank, char text[128])
     return text;
 }
 
+tr__recorder *tr__raw_recorder(const tr_group *group)
+{
+    tr__recorder_is_rpc(group->recorder);
+    return group->recorder;
+}
+
 bool tr__raw_crowded(const tr_group *group)
 {
     transports t = of(group);

@@ -7,6 +7,7 @@
 #ifndef TR_COMM_RAW_H
 #define TR_COMM_RAW_H
 
+#include "comm/recorder.h"
 #include "net/endpoint.h"
 #include "net/wire.h"
 
@@ -41,6 +42,8 @@ tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire);
 tr__tls_key *tr__raw_key(const tr_group *group);
 /* "pid 77 on host b" of a rank, for messages; an empty text when it is not known. */
 char *tr__raw_name(const tr_group *group, int rank, char text[128]);
+/* The group's flight record, which says from now on that the group is for remote procedure calls; NULL: it has none. */
+tr__recorder *tr__raw_recorder(const tr_group *group);
 /* More ranks on this machine than cores. */
 bool tr__raw_crowded(const tr_group *group);
 

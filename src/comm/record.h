@@ -39,6 +39,7 @@ typedef struct tr__record {
     tr__process process;
     unsigned long inode;    /* of the memfd, and where it lies there, for the reader; */
     size_t offset;
+    bool rpc;               /* the group is an RPC agent's */
     bool owned;             /* has it found the process that writes it? */
     tr__record_state state;
     int64_t monotonic, realtime;
@@ -72,10 +73,14 @@ tr_status tr__records_explain(const tr__records *records, const char *job, char 
  * what ranks 0 and 1 wait for: it has not entered all_reduce #18 (…) (for 12.3 s)\n". */
 tr_status tr__records_stalls(const tr__records *records, const char *job, int64_t after, int64_t until, char **text);
 
-/* The call that has run longest, a started collective before sends and receives; NULL when none is under way. */
+/* The call that has run longest; a started collective comes before sends and receives, and a wait for nobody in particular comes
+ * last. NULL when none is under way. */
 const tr__record_call *tr__record_running(const tr__record *record);
 /* The call that ended last; NULL: none has. */
 const tr__record_call *tr__record_last(const tr__record *record);
+/* "group 'world'", "rpc of 'world'". */
+enum { TR__GROUP_TEXT = TR__RECORD_NAME + 16 };
+char *tr__record_group(const tr__record *record, char text[TR__GROUP_TEXT]);
 /* "0.25 s", "12.3 s", "7 min" between two moments. */
 enum { TR__TIME_TEXT = 24 };
 char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT]);

@@ -121,7 +121,7 @@ static bool read_call(const tr__record_entry *e, tr__record_call *call)
     tr__signature *s = &call->signature;
     uint32_t what = GET(e->what);
     *s = (tr__signature){.kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
-    if ((unsigned)s->kind >= TR_COLLECTIVE_COUNT || (unsigned)s->dtype >= TR_DTYPE_COUNT ||
+    if ((unsigned)s->kind >= TR__KINDS || (unsigned)s->dtype >= TR_DTYPE_COUNT ||
         (unsigned)s->op >= TR_REDUCE_OP_COUNT)
         return false;
     s->root = s->peer = GET(e->rank);
@@ -181,6 +181,7 @@ static void read_header(const mapping *m, tr__record *r)
     r->world_size = m->world_size;
     r->monotonic = moment(h->monotonic);
     r->realtime = moment(h->realtime);
+    r->rpc = GET(h->rpc) != 0;
     uint32_t state = GET(h->state);
     r->state = state <= TR__RECORD_FAILED ? (tr__record_state)state : TR__RECORD_JOINED;
     r->failed = moment(GET(h->failed));
@@ -359,13 +360,19 @@ void tr__records_free(tr__records *records)
 
 /* ---- Questions --------------------------------------------------------------------------------------------------- */
 
+static int importance(const tr__record_call *c)
+{
+    if (c->signature.sequence) return 2;
+    return (int)c->signature.kind != TR__REMOTE_WAIT || c->signature.peer >= 0;
+}
+
 const tr__record_call *tr__record_running(const tr__record *r)
 {
     const tr__record_call *found = NULL;
     for (int i = 0; i < r->call_count; i++) {
         const tr__record_call *c = &r->calls[i];
         if (c->ended || !c->started) continue;
-        if (!found || (!found->signature.sequence && c->signature.sequence)) found = c;
+        if (!found || importance(c) > importance(found)) found = c;
     }
     return found;
 }

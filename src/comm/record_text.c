@@ -30,6 +30,15 @@ char *tr__ranks_text(const int *ranks, int named, int total, char text[TR__RANKS
     return text;
 }
 
+/* An agent's group has a name within that of the program's: "world.1-0". */
+char *tr__record_group(const tr__record *r, char text[TR__GROUP_TEXT])
+{
+    const char *end = r->rpc ? strrchr(r->group, '.') : NULL;
+    int length = end ? (int)(end - r->group) : (int)strlen(r->group);
+    snprintf(text, TR__GROUP_TEXT, "%s '%.*s'", r->rpc ? "rpc of" : "group", length, r->group);
+    return text;
+}
+
 char *tr__time_text(int64_t ns, char text[TR__TIME_TEXT])
 {
     double seconds = ns > 0 ? (double)ns * 1e-9 : 0;
@@ -50,6 +59,8 @@ void tr__record_write_state(FILE *file, const tr__record *r, int64_t now)
         fprintf(file, "joining for %s", tr__time_text(now - r->monotonic, since));
     else if (running)
         fprintf(file, "in %s for %s", tr__signature_text(&running->signature, call), tr__time_text(now - running->started, since));
+    else if (r->rpc)
+        fprintf(file, "waits for no call");
     else if (last)
         fprintf(file, "in no call for %s; its last was %s", tr__time_text(now - last->ended, since),
             tr__signature_text(&last->signature, call));
@@ -89,10 +100,10 @@ void tr__record_write_text(FILE *file, const tr__record *r, int64_t now)
 {
     time_t seconds = (time_t)((r->realtime + now - r->monotonic) / 1000000000);
     struct tm utc;
-    char date[32] = "";
+    char date[32] = "", group[TR__GROUP_TEXT];
     if (gmtime_r(&seconds, &utc)) strftime(date, sizeof date, "%Y-%m-%d %H:%M:%S UTC", &utc);
-    fprintf(file, "Rank %d of %d in group '%s' (%s), process %d on host %s, job %s, %s\n", r->rank, r->world_size, r->group,
-        r->backend, r->pid, r->host, r->job[0] ? r->job : "without a name", date);
+    fprintf(file, "Rank %d of %d in %s (%s), process %d on host %s, job %s, %s\n", r->rank, r->world_size,
+        tr__record_group(r, group), r->backend, r->pid, r->host, r->job[0] ? r->job : "without a name", date);
     if (r->failed) fprintf(file, "  failed: %s\n", r->failure);
     write_now(file, r, now);
     int first = r->call_count > LATEST ? r->call_count - LATEST : 0;
@@ -125,7 +136,8 @@ static void add_call(cJSON *events, const tr__record *r, const tr__record_call *
 {
     char text[TR__CALL_TEXT], name[64];
     int64_t begin = c->started ? c->started : c->posted, end = c->ended ? c->ended : now;
-    int length = snprintf(name, sizeof name, "%s", tr__kind_name(c->signature.kind));
+    bool remote = (int)c->signature.kind == TR__REMOTE_WAIT;
+    int length = snprintf(name, sizeof name, "%s", remote ? c->signature.file : tr__kind_name(c->signature.kind));
     if (c->signature.sequence)
         snprintf(name + length, sizeof name - (size_t)length, " #%llu", (unsigned long long)c->signature.sequence);
     cJSON *event = add_event(events, name, "X", r->rank, track);
@@ -149,7 +161,7 @@ void tr__record_write_trace(FILE *file, const tr__records *records, int64_t now)
         char name[TR__RECORD_NAME + 32];
         snprintf(name, sizeof name, "rank %d (pid %d)", r->rank, r->pid);
         name_track(events, "process_name", name, r->rank, i);
-        snprintf(name, sizeof name, "group %s", r->group);
+        tr__record_group(r, name);
         name_track(events, "thread_name", name, r->rank, i);
         for (int k = 0; k < r->call_count; k++) add_call(events, r, &r->calls[k], i, now);
     }

@@ -288,6 +288,20 @@ uint64_t tr__recorder_start(tr__recorder *r, uint64_t record, const tr_collectiv
     return record;
 }
 
+void tr__recorder_is_rpc(tr__recorder *r)
+{
+    if (r) PUT(r->header->rpc, 1);
+}
+
+uint64_t tr__recorder_wait(tr__recorder *r, int rank, bool through_others, const char *text)
+{
+    if (!r) return 0;
+    char end[TR__RECORD_FILE]; /* a place keeps the end of a text, a call its beginning */
+    snprintf(end, sizeof end, "%s", text);
+    tr_collective c = {.kind = (tr_collective_kind)TR__REMOTE_WAIT, .peer = rank, .tag = through_others, .file = end};
+    return write_entry(r, &c, 0, true);
+}
+
 static void fail(tr__recorder *r, tr_status status)
 {
     if (status == TR_UNSUPPORTED || status == TR_INVALID) return; /* of the call alone: the group goes on */
@@ -317,11 +331,12 @@ void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
     tr__record_entry *e = entry_of(r, record);
     if (!e || GET(e->ended)) return;
     /* A send that ends beside a collective does not end the collective's waiting. */
-    bool transfer = tr__kind_of((tr_collective_kind)(GET(e->what) & 0xff))->point_to_point;
+    int kind = GET(e->what) & 0xff;
+    bool transfer = tr__kind_of((tr_collective_kind)kind)->point_to_point;
     if (!transfer && GET(r->header->waits_total)) tr__recorder_waits_for(r, NULL, 0);
     PUT(e->status, status);
     PUT(e->ended, tr__now_ns());
-    if (tr__profiling()) add_to_profile(e);
+    if (tr__profiling() && kind != TR__REMOTE_WAIT) add_to_profile(e);
 }
 
 void tr__recorder_held(tr__recorder *r, const tr__held *held)

@@ -54,7 +54,7 @@ typedef struct tr__record_header {
     uint32_t version, header_bytes, entry_bytes, entry_count, peer_bytes;
     int32_t pid, parent;                     /* parent: of the process, when it joined */
     int32_t rank, world_size;
-    uint32_t reserved;
+    _Atomic uint32_t rpc;                    /* not 0: remote procedure calls are what the group is for */
     uint64_t pid_start;                      /* as in /proc/PID/stat: ids are used again */
     int64_t monotonic, realtime;             /* the same moment on both clocks, ns */
     char job[TR__RECORD_NAME], host[TR__RECORD_NAME], group[TR__RECORD_NAME], backend[16];
@@ -102,6 +102,13 @@ uint64_t tr__recorder_post(tr__recorder *r, const tr_collective *c);
 uint64_t tr__recorder_start(tr__recorder *r, uint64_t record, const tr_collective *c, uint64_t sequence);
 /* With the thread's latest failure when status is not TR_OK; the group's first one writes the files. */
 void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status);
+
+/* The group is for remote procedure calls, and whoever reads the record says so. */
+void tr__recorder_is_rpc(tr__recorder *r);
+/* A thread is about to sleep until another rank has done what the text says ("rpc head on \"back\""); it is a call under
+ * way until tr__recorder_end(). rank: that one, or -1. through_others: it needs others, too, so a rank that is stopped is
+ * what it waits for. */
+uint64_t tr__recorder_wait(tr__recorder *r, int rank, bool through_others, const char *text);
 
 /* A peer that does not receive what it was sent: so many bytes lie there unasked, the first of this tag (-1: not known). */
 typedef struct tr__held {

@@ -177,6 +177,8 @@ tr_status tr__dist_begin(tr_dist_context *context, tr_tensor *const *roots, tr_t
     bool smart, bool retain, int64_t deadline_ns);
 /* It has ended on all workers, or failed. */
 bool tr__dist_over(tr_dist_context *context);
+/* The worker of the first gradient that has not come; -1: nothing went out, or all has come. */
+int tr__dist_awaited(tr_dist_context *context);
 /* SMART: all marks are answered, and the caller is to go on with tr__dist_continue(). */
 bool tr__dist_marked(tr_dist_context *context);
 void tr__dist_continue(tr_dist_context *context);

@@ -67,17 +67,35 @@ tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor 
     return status;
 }
 
+/* Under the lock: how many gradients of what went out have not come; *first: the worker of the first of them, else -1. */
+static int count_missing(const tr__part *p, int *first)
+{
+    const tr_dist_context *c = p->context;
+    int missing = 0;
+    *first = -1;
+    for (int64_t i = 0; i < c->n_sent; i++) {
+        if (c->sent[i]->pass != p->pass || c->sent[i]->arrived) continue;
+        if (missing++ == 0) *first = c->sent[i]->to;
+    }
+    return missing;
+}
+
+int tr__dist_awaited(tr_dist_context *c)
+{
+    int first;
+    pthread_mutex_lock(&c->lock);
+    count_missing(c->part, &first);
+    pthread_mutex_unlock(&c->lock);
+    return first;
+}
+
 /* Why it takes so long. */
 static tr_status fail_late(tr__part *p, int timeout_ms)
 {
     tr_dist_context *c = p->context;
-    int missing = 0, at = -1, answers = 0;
+    int at;
     pthread_mutex_lock(&c->lock);
-    for (int64_t i = 0; i < c->n_sent; i++) {
-        if (c->sent[i]->pass != p->pass || c->sent[i]->arrived) continue;
-        if (missing++ == 0) at = c->sent[i]->to;
-    }
-    answers = p->outstanding;
+    int missing = count_missing(p, &at), answers = p->outstanding;
     pthread_mutex_unlock(&c->lock);
     if (missing)
         return tr__fail(TR_TIMEOUT, "backward: not done after %d ms: %d gradients of what went out from here have not "

@@ -257,7 +257,7 @@ static tr_future *post(tr__dist_worker *w, int to, const tr__dist_message *m, in
     tr_value values[1 + TR__DIST_TENSORS] = {tr_value_bytes((tr_bytes){data, sizeof h + behind})};
     for (int i = 0; i < m->n_gradients; i++)
         values[1 + i] = m->gradients[i] ? tr_value_tensor(m->gradients[i]) : tr_value_none();
-    tr_future *future = tr__rpc_internal(w->rpc, to, ".dist", values, 1 + m->n_gradients, timeout_ms);
+    tr_future *future = tr__rpc_internal(w->rpc, to, TR__DIST_MESSAGE, values, 1 + m->n_gradients, timeout_ms);
     free(data);
     return future;
 }
@@ -367,7 +367,7 @@ tr_status tr_dist_start(tr_rpc *rpc)
         destroy(w);
         return status;
     }
-    TR__TRY(tr__rpc_handle(rpc, ".dist", handle_message, w, true));
+    TR__TRY(tr__rpc_handle(rpc, TR__DIST_MESSAGE, handle_message, w, true));
     TR__TRY(tr__dist_owner_start(w));
     return tr__dist_module_start(rpc);
 }
@@ -465,7 +465,10 @@ static tr_status await(tr_dist_context *c, int timeout_ms, int64_t deadline_ns)
     for (tr__rpc_watch(rpc, has_news, c, deadline_ns); tr__dist_marked(c); tr__rpc_watch(rpc, has_news, c, deadline_ns))
         tr__dist_continue(c);
     tr__rpc_attend(outer);
+    bool sleeps = !tr__dist_over(c);
+    uint64_t wait = sleeps ? tr__rpc_record_sleep(rpc, tr__dist_awaited(c), &TR__DIST_MESSAGE[1]) : 0;
     tr_status status = tr__dist_await(c, timeout_ms);
+    tr__rpc_record_end(rpc, wait);
     tr__rpc_unblock(rpc, awake);
     return status;
 }

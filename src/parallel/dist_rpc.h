@@ -20,18 +20,20 @@ tr__dist_worker *tr__dist_worker_of(tr_rpc *rpc);
 /* The context is sound and this worker's. */
 tr_status tr__dist_check_context(const char *what, const tr_dist_context *context);
 
+/* Messages have the names that programs read in failures and in `trireme why`, behind a dot (rpc/rpc.h). */
+#define TR__DIST_MESSAGE ".distributed backward"
 /* The owners' side of optimizers (dist_owner.c): messages whose first value is its number, and for most the context's.
  * X(NAME, "message") */
-#define TR__DIST_OWNER_MAP(X)                                                                                \
-    X(MAKE, ".dist.make")   /* rule, settings, name, rref, name, rref, … -> number */                         \
-    X(EARLY, ".dist.early") /* number, context: step in its backwards, as gradients become complete */        \
-    X(STEP, ".dist.step")   /* number, context */                                                            \
-    X(NORM, ".dist.norm")   /* number, context, owners -> the sum of the gradients' squares */                \
-    X(SCALE, ".dist.scale") /* number, context, factor */                                                    \
-    X(LR, ".dist.lr")       /* number, learning rate */                                                      \
-    X(STATE, ".dist.state") /* number -> tensors */                                                          \
-    X(LOAD, ".dist.load")   /* number, tensors */                                                            \
-    X(DROP, ".dist.drop")   /* number */
+#define TR__DIST_OWNER_MAP(X)                                                                                     \
+    X(MAKE, ".distributed optimizer") /* rule, settings, name, rref, name, rref, … -> number */                   \
+    X(EARLY, ".distributed step in backward") /* number, context: step in its backwards, as gradients become complete */ \
+    X(STEP, ".distributed step") /* number, context */                                                            \
+    X(NORM, ".norm of distributed gradients") /* number, context, owners -> the sum of the gradients' squares */  \
+    X(SCALE, ".clipping of distributed gradients") /* number, context, factor */                                  \
+    X(LR, ".learning rate of a distributed optimizer") /* number, learning rate */                                \
+    X(STATE, ".state of a distributed optimizer") /* number -> tensors */                                         \
+    X(LOAD, ".loading of a distributed optimizer") /* number, tensors */                                          \
+    X(DROP, ".end of a distributed optimizer") /* number */
 typedef enum tr__dist_order {
 #define TR__DIST_ORDER(name, text) TR__DIST_##name,
     TR__DIST_OWNER_MAP(TR__DIST_ORDER)

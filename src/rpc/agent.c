@@ -206,6 +206,7 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
     if ((ending == TR__RPC_DIED || ending == TR__RPC_LEFT) && link->local) tr__raw_idle(rpc->group);
     say_why(rpc, link, ending);
     link->why = tr__error_take();
+    link->lost = ending != TR__RPC_LEFT && !tr__drain_ended(rpc);
     atomic_store(&link->gone, true);
     if (ending >= TR__RPC_DAMAGED && link->stream) tr__link_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
@@ -329,13 +330,26 @@ void tr__rpc_let_go(tr_rpc *rpc)
     if (tr__thread_start(&thread, drop, rpc) == 0) pthread_detach(thread);
 }
 
+/* A worker that serves others makes no call that could tell it that one of them is lost. */
+static tr_status check_lost(const tr_rpc *rpc)
+{
+    for (int i = 0; i < rpc->world; i++) {
+        tr__rpc_link *link = &rpc->links[i];
+        if (atomic_load(&link->gone) && link->lost) return tr__fail_context(tr__fail_stored(link->why), "tr_rpc_stop");
+    }
+    return TR_OK;
+}
+
 tr_status tr_rpc_stop(tr_rpc *rpc)
 {
     TR__TRY(tr__rpc_check(rpc));
     if (tr_rpc_current() == rpc)
         return tr__fail(TR_STATE, "tr_rpc_stop: called by a function that runs for another worker, which it would wait for");
     if (atomic_exchange(&rpc->stopped, true)) return tr__fail(TR_STATE, "tr_rpc_stop: it has stopped already");
+    uint64_t wait = tr__rpc_record_sleep(rpc, -1, "tr_rpc_stop()");
     tr_status status = tr__drain(rpc);
+    tr__rpc_record_end(rpc, wait);
+    if (status == TR_OK) status = check_lost(rpc);
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     tr__refs_report(rpc);
     close_agent(rpc, true);
@@ -503,6 +517,7 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     tr_group *group = tr__group_twin(o->group);
     TR__TRY(tr_status_of(group));
     rpc->group = tr__ref(group);
+    rpc->recorder = tr__raw_recorder(group);
     return connect_or_refuse(rpc, o);
 }
 

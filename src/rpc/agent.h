@@ -121,9 +121,10 @@ typedef struct tr__rpc_link {
     tr__rpc_stream *stream; /* NULL: ourselves, or not yet */
     tr__rpc_blocks blocks;
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
-    atomic_bool gone;   /* no message comes or goes any more */
     atomic_int found;   /* its messages that have been read and are not dealt with yet */
-    tr__error *why;     /* then: set before */
+    atomic_bool gone;   /* no message comes or goes any more */
+    bool lost;          /* then: before all workers had stopped; and */
+    tr__error *why;     /* both set before */
     /* Under agent->calls_lock: what is under way to it. */
     uint64_t charged;
     int calls;
@@ -160,6 +161,7 @@ struct tr_rpc {
     tr__object object;
     tr_group *group; /* a twin of the program's (comm/raw.h) */
     tr__raw_events raw_events;
+    tr__recorder *recorder; /* the twin's: what threads here wait for; NULL: it has none */
     int rank, world, local_rank;
     int threads_most, timeout_ms;
     uint64_t queue_bytes;
@@ -245,11 +247,14 @@ bool tr__rpc_end_links(tr_rpc *rpc);
 
 /* A message from a link. Any thread that reads. */
 void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
+/* "rpc head on \"back\"", "distributed step on \"back\"": notes in the flight record that the thread is about to sleep until it is
+ * done. */
+uint64_t tr__rpc_record_wait(const tr_future *f);
 /* All calls to a worker end with this failure. */
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 /* Those whose time is up; returns when the next one is. */
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now);
-#define TR__RPC_FETCH ".fetch" /* gives the value that it is called on */
+#define TR__RPC_FETCH ".value of a reference" /* gives the value that it is called on */
 enum tr__rpc_call_flags { TR__CALL_KEEP = 1, TR__CALL_DEREFERENCE = 2 };
 /* A call of any kind. `ref`: of DEREFERENCE the value that comes first; KEEP fills *kept. */
 typedef struct tr__rpc_plan {

@@ -11,6 +11,43 @@
 
 /* ---- Calls under way --------------------------------------------------------------------------------------------- */
 
+enum { CALL_TEXT = TR__RPC_NAME_MAX + TR__RPC_WORKER_NAME + 16 };
+
+/* What a failure of a call begins with: "rpc: head on \"back\"". A message of a module has the name that the program knows it by,
+ * behind a dot: "distributed step on \"back\"". */
+static const char *call_text(const tr_rpc *rpc, const char *function, int worker, char text[CALL_TEXT])
+{
+    bool module = function[0] == '.';
+    snprintf(text, CALL_TEXT, "%s%s on \"%s\"", module ? "" : "rpc: ", function + module, rpc->links[worker].name);
+    return text;
+}
+
+/* The same of a failure that names the worker itself. */
+static const char *call_text_to_named(const tr_rpc *rpc, const char *function, int worker, char text[CALL_TEXT])
+{
+    call_text(rpc, function, worker, text);
+    if (function[0] == '.') snprintf(text, CALL_TEXT, "%s", function + 1);
+    return text;
+}
+
+uint64_t tr__rpc_record_wait(const tr_future *f)
+{
+    char text[CALL_TEXT];
+    bool module = f->function[0] == '.';
+    snprintf(text, sizeof text, "%s%s on \"%s\"", module ? "" : "rpc ", f->function + module, f->rpc->links[f->worker].name);
+    return tr__recorder_wait(f->rpc->recorder, f->worker, false, text);
+}
+
+uint64_t tr__rpc_record_sleep(tr_rpc *rpc, int worker, const char *what)
+{
+    return tr__recorder_wait(rpc->recorder, worker, true, what);
+}
+
+void tr__rpc_record_end(tr_rpc *rpc, uint64_t record)
+{
+    tr__recorder_end(rpc->recorder, record, TR_OK);
+}
+
 static tr_future **bucket_of(tr_rpc *rpc, uint64_t id)
 {
     return &rpc->calls[id % TR__RPC_CALL_BUCKETS];
@@ -73,9 +110,9 @@ static bool goes_to(const tr_future *f, int64_t worker)
 
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
 {
-    const tr__rpc_link *link = &rpc->links[worker];
+    char text[CALL_TEXT];
     for (tr_future *f; (f = take_any(rpc, goes_to, worker));) {
-        tr__fail_context(tr__fail_stored(why), "rpc: %s on \"%s\"", f->function, link->name);
+        tr__fail_context(tr__fail_stored(why), "%s", call_text_to_named(rpc, f->function, worker, text));
         end_badly(f);
     }
     pthread_mutex_lock(&rpc->calls_lock);
@@ -105,9 +142,9 @@ static void give_up(tr_rpc *rpc, tr_future *f)
 
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now)
 {
+    char text[CALL_TEXT];
     for (tr_future *f; (f = take_any(rpc, is_late, now));) {
-        tr__fail(TR_TIMEOUT, "rpc: %s on \"%s\": no answer within %g s", f->function, rpc->links[f->worker].name,
-            (double)(f->timeout_ms) / 1000);
+        tr__fail(TR_TIMEOUT, "%s: no answer within %g s", call_text(rpc, f->function, f->worker, text), (double)(f->timeout_ms) / 1000);
         give_up(rpc, f);
     }
     int64_t next = INT64_MAX;
@@ -129,7 +166,8 @@ tr_status tr_future_cancel(tr_future *f)
     if (!f->rpc || tr_future_done(f)) return TR_OK;
     tr_future *taken = take_call(f->rpc, f->id);
     if (!taken) return TR_OK; /* it is about to end by itself */
-    tr__fail(TR_CANCELLED, "rpc: %s on \"%s\": given up by the caller", f->function, f->rpc->links[f->worker].name);
+    char text[CALL_TEXT];
+    tr__fail(TR_CANCELLED, "%s: given up by the caller", call_text(f->rpc, f->function, f->worker, text));
     give_up(f->rpc, taken);
     return TR_OK;
 }
@@ -270,7 +308,8 @@ static void begin(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f)
         if (p->kept) tr_escape(*p->kept);
         if (status == TR_OK) status = request(rpc, p, f, &token);
         if (status == TR_OK) return;
-        tr__fail_context(status, "rpc: %s on \"%s\"", p->function, rpc->links[p->worker].name);
+        char text[CALL_TEXT];
+        tr__fail_context(status, "%s", call_text_to_named(rpc, p->function ? p->function : "(null)", p->worker, text));
     }
     if (p->kept && *p->kept) tr__object_break(*p->kept);
     tr__ref(f);
@@ -414,7 +453,8 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
         return;
     }
     if (status != TR_OK) {
-        tr__fail_context(status, "rpc: %s on \"%s\"", f->function, rpc->links[f->worker].name);
+        char text[CALL_TEXT];
+        tr__fail_context(status, "%s", call_text(rpc, f->function, f->worker, text));
         tr__inbound_free(m);
         end_badly(f);
         return;

@@ -159,6 +159,7 @@ bool tr__future_await(tr_future *f, int64_t deadline)
     if (is_done(f)) return true;
     int awake = tr__rpc_block(rpc);
     tr__rpc_watch(rpc, is_done, f, deadline); /* what comes next is most often what we wait for */
+    uint64_t wait = is_done(f) ? 0 : tr__rpc_record_wait(f);
     for (int64_t left; !atomic_load(&f->done) && (left = deadline - tr__now_ns()) > 0;) {
         bool alone = tr__rpc_help(rpc);
         int64_t nap = alone && left > NAP_NS ? NAP_NS : deadline == INT64_MAX ? -1 : left;
@@ -166,6 +167,7 @@ bool tr__future_await(tr_future *f, int64_t deadline)
         if (!atomic_load(&f->done)) tr__futex_wait(&f->done, 0, nap);
         atomic_fetch_sub(&f->sleepers, 1);
     }
+    tr__rpc_record_end(rpc, wait);
     tr__rpc_unblock(rpc, awake);
     return atomic_load(&f->done);
 }
@@ -218,11 +220,13 @@ static int find_done(tr_future *const *list, int count)
 static void await_any(tr_rpc *rpc, any_wait *w, tr_future *const *list, int count)
 {
     int awake = tr__rpc_block(rpc);
+    uint64_t wait = tr__rpc_record_wait(list[0]); /* the others may go to other workers, but one is enough to find the trouble */
     while (find_done(list, count) < 0) {
         tr__rpc_poll(rpc);
         tr__rpc_help(rpc);
         tr__futex_wait(&w->rung, 0, NAP_NS);
     }
+    tr__rpc_record_end(rpc, wait);
     tr__rpc_unblock(rpc, awake);
 }
 

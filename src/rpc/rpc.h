@@ -46,8 +46,8 @@ tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks);
 /* What was given as user; NULL: no hooks are set. */
 void *tr__rpc_user(const tr_rpc *rpc);
 
-/* Messages of a module: its names begin with a dot, arguments are of any number and kind, no hook sees them. A
- * handler's result is copied before its scope ends; it may tr_rpc_defer(). `attended`: carried out by a thread of the agent, or
+/* Messages of a module: its names begin with a dot, and failures and the flight record show what is behind it; arguments are of any
+ * number and kind, no hook sees them. A handler's result is copied before its scope ends; it may tr_rpc_defer(). `attended`: carried out by a thread of the agent, or
  * by one that attends to it, below. */
 typedef tr_status (*tr__rpc_handler)(void *user, int from, const tr_value *arguments, int count, tr_value *result);
 tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool attended);
@@ -71,6 +71,10 @@ const tr__rpc_attention *tr__rpc_attend(const tr__rpc_attention *attention);
  * the first returns is the second's. */
 int tr__rpc_block(tr_rpc *rpc);
 void tr__rpc_unblock(tr_rpc *rpc, int awake);
+/* Around a sleep: the flight record shows that the thread waits for a worker, in what; it needs other workers, too. -1: for no one
+ * in particular. What the first returns is the second's. */
+uint64_t tr__rpc_record_sleep(tr_rpc *rpc, int worker, const char *what);
+void tr__rpc_record_end(tr_rpc *rpc, uint64_t record);
 /* Looks for messages for a while, until it is over, or the deadline by tr__now_ns(). For a thread that is about to sleep. */
 void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what, int64_t deadline);
 /* Waits for a call until the deadline. Is it done? */

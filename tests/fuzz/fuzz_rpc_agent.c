@@ -115,7 +115,7 @@ static void write_dist_message(tr__rpc_writer *w, uint32_t number)
     int64_t kind = number % TR__DIST_KINDS, message[] = {kind, number >> 3 & 1, 1, 1 + (number >> 4 & 1), number >> 5 & 1, 0,
         kind == TR__DIST_ABORT ? TR_PEER : 0, number >> 8 & 3};
     bool gradient = kind == TR__DIST_GRADIENT;
-    begin_request(w, 0, ".dist", 1 + gradient);
+    begin_request(w, 0, ".distributed backward", 1 + gradient);
     tr__rpc_write_value(w, &(tr_value){TR_VALUE_BYTES, {.bytes = {message, sizeof message}}});
     if (gradient)
         tr__rpc_write_value(w, number & 512 ? &(tr_value){TR_VALUE_NONE, {0}} : TR_VALUES(tr_ones(TR_SHAPE(3))));
@@ -125,8 +125,10 @@ static void write_order(tr__rpc_writer *w, uint32_t number)
 {
     static const struct {
         const char *name, *kinds; /* i: a number of 0 … 3, f: 0.5 */
-    } orders[] = {{".dist.early", "iii"}, {".dist.step", "iii"}, {".dist.norm", "iiii"},
-        {".dist.scale", "iiif"}, {".dist.lr", "if"}, {".dist.state", "i"}, {".dist.load", "it"}, {".dist.drop", "i"}};
+    } orders[] = {{".distributed step in backward", "iii"}, {".distributed step", "iii"},
+        {".norm of distributed gradients", "iiii"}, {".clipping of distributed gradients", "iiif"},
+        {".learning rate of a distributed optimizer", "if"}, {".state of a distributed optimizer", "i"},
+        {".loading of a distributed optimizer", "it"}, {".end of a distributed optimizer", "i"}};
     const char *kinds = orders[number % 8].kinds;
     begin_request(w, 0, orders[number % 8].name, (int)strlen(kinds));
     for (uint32_t at = number / 8; *kinds; kinds++, at /= 4) {

@@ -41,6 +41,20 @@ end
 [ $code = 0 ] || fail "exit code $code of a job that was stopped for a while"
 [ "$(grep -c '^trireme run' err)" = 1 ] || fail "it was said again"
 
+# So it is with remote calls.
+rm over
+start -n 2 --job "remote-$$" "$BUILD/process/remote" "$work/over"
+wait_for 2 'rank . is'
+pid=$(number 'rank 1 is')
+kill -STOP "$pid"
+wait_until says '^trireme run: '
+says "^trireme run: rpc of 'world': rank 1 \(pid $pid, stopped\) is what rank 0 waits for: .* \(for 1[0-9.]* s\)" ||
+    fail "something else was said"
+kill -CONT "$pid"
+touch over
+end
+[ $code = 0 ] || fail "exit code $code of a job of remote calls"
+
 # Training tells the same, by its launcher alone; an interrupt wakes the rank, and what was learned is saved.
 train --out woken
 stop_rank 1

@@ -37,6 +37,39 @@ end
 [ "$(grep -c 'ended$' "$work/out")" = 3 ] || fail "not all ranks ended well"
 ! why "why-$$" || fail "a job that is over was found"
 
+# Remote calls: the worker that a distributed step waits for is stopped, then the trainer that the worker's tr_rpc_stop() waits for.
+rm "$work/over"
+start -n 2 --job "remote-$$" "$BUILD/process/remote" "$work/over"
+wait_for 2 'rank . is'
+pid=$(number 'rank 1 is')
+sleep 0.3
+kill -STOP "$pid"
+sleep 0.5
+why "remote-$$" || fail "exit code $? for a job of remote calls"
+says "^  rpc of 'world' \(native\): 2 of 2 ranks are on this host$"
+says "rank 0 \(pid [0-9]*\) *in (rpc [^ ]* on \"back\"|distributed (backward|step on \"back\")) for .* s, waits for rank 1$"
+says "=> rank 1 \(pid $pid, stopped\) is what rank 0 waits for: "
+kill -CONT "$pid"
+front=$(number 'rank 0 is')
+kill -STOP "$front"
+sleep 0.5
+why "remote-$$" || fail "exit code $? for a job of remote calls"
+says "rank 1 \(pid $pid\) *in tr_rpc_stop\(\) for .* s, waits for rank 0$"
+says "=> rank 0 \(pid $front, stopped\) is what rank 1 waits for: tr_rpc_stop\(\) needs it "
+kill -CONT "$front"
+touch "$work/over"
+end
+[ $code = 0 ] || fail "exit code $code of a job of remote calls"
+
+# A trainer that exits without tr_rpc_stop(), even with 0, is no success.
+start -n 2 "$BUILD/process/remote" "$work/over" gone
+wait_for 2 'rank . is'
+pid=$(number 'rank 0 is')
+end
+[ $code != 0 ] || fail "exit code 0 without the trainer's end"
+grep -q "tr_rpc_stop: worker 0 (\"front\", pid $pid) died, or exited without tr_rpc_stop()" "$work/err" ||
+    fail "rank 1 does not say who was lost"
+
 # One is killed: the others write down what they were at.
 rm "$work/over"
 start -n 3 --job crash --flight-dir "$work/flight" "$BUILD/process/turns" "$work/over"

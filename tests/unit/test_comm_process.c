@@ -182,6 +182,7 @@ static tr_status act_until_it_fails(rank *r)
     /* The group stays broken, and says why. */
     tr_status again = tr_barrier(r->group);
     if (again == status && !strstr(tr_error_message(), "is broken")) again = tr_fail(TR_INTERNAL, "not broken");
+    if (again == status && strstr(tr_error_message(), "is broken: group")) again = tr_fail(TR_INTERNAL, "the group is named twice");
     free(private_data);
     tr_shared_free(shared_data);
     atomic_store(&r->post->ended, ended);

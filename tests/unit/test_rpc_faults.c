@@ -492,7 +492,8 @@ static tr_status meet_nonsense(rank *r)
         TRY(call(rpc, r->number % (r->world - 1) + 1)); /* with others it is as before */
     }
     TRY(tr_barrier(r->group));
-    return tr_rpc_stop(rpc);
+    CHECK(tr_rpc_stop(rpc) == (r->number ? TR_PEER : TR_FORMAT));
+    return says("tr_rpc_stop: worker ");
 }
 
 static void what_is_no_message_ends_that_link_alone(void **state)

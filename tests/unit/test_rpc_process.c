@@ -96,7 +96,9 @@ static tr_status go_on_without(const rank *r, tr_rpc *rpc, phase what)
     for (int i = 0; i < 20; i++)
         for (int to = 0; to < r->world; to++)
             if (to != VICTIM) TRY(act(rpc, to, what == LARGE_CALLS ? LARGE_CALLS : SMALL_CALLS));
-    return tr_rpc_stop(rpc);
+    CHECK(tr_rpc_stop(rpc) == TR_PEER);
+    CHECK(strstr(tr_error_message(), "tr_rpc_stop: worker 1"));
+    return TR_OK;
 }
 
 static tr_status call_until_one_dies(rank *r)

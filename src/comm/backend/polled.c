@@ -37,8 +37,12 @@ static bool is_broken(tr__polled *p)
 
 static tr_status check_sound(tr__polled *p)
 {
-    tr_status status = tr__fail_stored(atomic_load(&p->broken));
-    return status == TR_OK ? TR_OK : tr__fail_context(status, "group '%s' is broken", p->member.group);
+    const tr__error *why = atomic_load(&p->broken);
+    if (!why) return TR_OK;
+    char group[96];
+    size_t length = (size_t)snprintf(group, sizeof group, "group '%s': ", p->member.group);
+    bool named = strncmp(why->message, group, length) == 0;
+    return tr__fail(why->status, "group '%s' is broken: %s", p->member.group, why->message + (named ? length : 0));
 }
 
 /* Says which call it was that failed. */
