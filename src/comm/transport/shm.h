@@ -40,8 +40,8 @@ enum {
     TR__SHM_CROSS_SIZES = 8,    /* powers of two above that, which are tried apart */
     TR__SHM_TRIES = 3,          /* calls by which each way is tried, */
     TR__SHM_TERM = 256,         /* every so many calls */
-    TR__SHM_HUGE = 1 << 20,      /* from so many bytes on, a private buffer that has been reached where it lies */
-    TR__SHM_HUGE_CALLS = 16,     /* in so many calls is put into huge pages; */
+    TR__SHM_HUGE = 1 << 20,      /* from so many bytes on, a private buffer that peers may reach where it lies */
+    TR__SHM_HUGE_CALLS = 16,     /* is put into huge pages in its so many-th call; */
     TR__SHM_BUFFERS = 16,        /* so many are remembered */
     TR__SHM_SCRATCH = 256 << 10, /* what is folded of such buffers at a time, of all ranks together: fits a second cache */
 };
@@ -167,7 +167,7 @@ typedef struct tr__shm_tuning {
     int64_t best_ns[2]; /* of the latest tries; INT64_MAX: none */
 } tr__shm_tuning;
 
-/* A private buffer that peers reach where it lies, and in how many calls they have. */
+/* A private buffer that peers may reach where it lies, and how many calls have had it. */
 typedef struct tr__shm_buffer {
     const void *at;
     size_t bytes;
@@ -415,8 +415,8 @@ tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call);
 bool tr__shm_tuning_prefers(tr__shm_tuning *tuning);
 /* How long the call took from when all had entered it. */
 void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns);
-/* Peers are about to reach a private buffer of ours where it lies. */
-void tr__shm_note_crossed(tr__shm *t, const void *buffer, size_t bytes);
+/* A call has a private buffer of ours. */
+void tr__shm_note_private(tr__shm *t, const void *buffer, size_t bytes);
 /* The call has failed here. Its buffers are the program's when this returns: nobody reads or writes them any more. */
 void tr__shm_withdraw(tr__shm *t, const tr__shm_call *call);
 

@@ -125,11 +125,11 @@ static tr_status show(tr__shm *t, tr__shm_call *call, tr__shm_slot *slot)
     if (c->kind == TR_ALL_TO_ALL && in_place) return TR_OK; /* what others shall read is written to */
     TR__TRY(tr__shm_show(t, c->in, bytes, &slot->in, &in));
     if (writes && !in_place) TR__TRY(tr__shm_show(t, c->out, call->bytes, &slot->out, &out));
+    if (!in) tr__shm_note_private(t, c->in, bytes);
+    if (!out) tr__shm_note_private(t, c->out, call->bytes);
     if (!(in && out) && crosses(t, call)) {
         if (!in) slot->in = own_address(c->in);
         if (!out) slot->out = own_address(c->out);
-        if (!in) tr__shm_note_crossed(t, c->in, bytes);
-        if (!out) tr__shm_note_crossed(t, c->out, call->bytes);
         in = out = true;
     }
     if (writes && in_place) slot->out = slot->in;

@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
+#include <string.h>
 
 enum {
     PIECE = 1 << 20,            /* what is copied at a time */
@@ -43,12 +44,14 @@ void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns)
 
 /* Of a buffer in huge pages the kernel looks up far fewer. Putting it there takes as long as some calls, so that is done for
  * those that come again, as a model's gradients do. */
-void tr__shm_note_crossed(tr__shm *t, const void *buffer, size_t bytes)
+void tr__shm_note_private(tr__shm *t, const void *buffer, size_t bytes)
 {
-    if (bytes < TR__SHM_HUGE) return;
+    if (bytes < TR__SHM_HUGE || !t->endpoint->crosses || t->crowded) return;
     tr__shm_buffer *known = &t->buffers[(uintptr_t)buffer / TR__SHM_CROSS % TR__SHM_BUFFERS];
     if (known->at != buffer || known->bytes != bytes) *known = (tr__shm_buffer){.at = buffer, .bytes = bytes};
-    if (known->calls < TR__SHM_HUGE_CALLS && ++known->calls == TR__SHM_HUGE_CALLS) tr__pages_collapse((void *)buffer, bytes);
+    if (known->calls == TR__SHM_HUGE_CALLS || ++known->calls < TR__SHM_HUGE_CALLS) return;
+    tr__pages_collapse((void *)buffer, bytes);
+    memset(t->tuning, 0, sizeof t->tuning); /* what was measured until now no longer holds */
 }
 
 /* ---- Crossing ----------------------------------------------------------------------------------------------------- */
