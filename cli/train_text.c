@@ -188,7 +188,9 @@ static int check_memory(tr__train *t, int64_t world)
     for (;; windows = (windows + 1) / 2) {
         /* As the trainer chooses. Then there is little of the gradients but the table's, which the head adds to first and the
          * embedding last. */
-        bool in_backward = t->step_in_backward || (t->clip == 0 && !t->stop_on_spike && windows == share);
+        const char *differ = t->allow_different ? t->allow_different : "";
+        bool alike = world == 1 || (!strstr(differ, "clip") && !strstr(differ, "stop_on_spike"));
+        bool in_backward = t->step_in_backward || (alike && t->clip == 0 && !t->stop_on_spike && windows == share);
         whole = !in_backward || (t->resume && world > 1); /* a first backward of several ranks has all, and its state then, too */
         double gradients = whole ? (double)t->parameters : (double)o.vocab * o.dim + buckets;
         each = fixed + 4 * gradients + (double)windows * window_bytes;

@@ -194,6 +194,7 @@ int main(int argc, char **argv)
     if (argc > 1) s.actors = atoi(argv[1]);
     if (argc > 2) s.goal = atof(argv[2]);
     if (s.actors < 1 || s.actors > most_actors) return fprintf(stderr, "1 to %d actors\n", most_actors), 2;
+    if (!(s.goal > 0)) return fprintf(stderr, "a goal of steps above 0, such as 190\n"), 2;
     TR_CHECK(tr_spawn(work, 1 + s.actors, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

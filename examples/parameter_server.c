@@ -191,6 +191,7 @@ int main(int argc, char **argv)
     if (argc > 1) s.trainers = atoi(argv[1]);
     if (argc > 2) s.steps = atoi(argv[2]);
     if (s.trainers < 1 || s.trainers > most_trainers) return fprintf(stderr, "1 to %d trainers\n", most_trainers), 2;
+    if (s.steps < 1 || s.steps > all_steps) return fprintf(stderr, "1 to %d steps\n", all_steps), 2;
     for (int together = 1; together >= 0; together--) {
         s.together = together;
         TR_CHECK(tr_spawn(work, servers + s.trainers, .argument = &s, .bytes = sizeof s, .pass_signals = true));

@@ -226,6 +226,7 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__BRACES1(type, a, ...) TR__TAKE1(TR__HEAD_BRACES, type, a, __VA_ARGS__)
 #define TR__BRACES2(type, a, b, ...) TR__TAKE2(TR__HEAD_BRACES, type, a, b, __VA_ARGS__)
 #define TR__BRACES3(type, a, b, c, ...) TR__TAKE3(TR__HEAD_BRACES, type, a, b, c, __VA_ARGS__)
+#define TR__BRACES4(type, a, b, c, d, ...) TR__TAKE4(TR__HEAD_BRACES, type, a, b, c, d, __VA_ARGS__)
 #define TR__BRACES5(type, a, b, c, d, e, ...) TR__TAKE5(TR__HEAD_BRACES, type, a, b, c, d, e, __VA_ARGS__)
 #define TR__NEW0(name, ...) name##_with(TR__NAMED_OPTIONS0(name##_options, __VA_ARGS__))
 #define TR__NEW1(name, a, ...) name##_with(TR__NAMED_OPTIONS1(name##_options, a, __VA_ARGS__))

@@ -77,7 +77,8 @@ typedef struct tr_dataset_split_options {
 /* Divides a dataset's samples at random into parts, each in the order drawn: tr_dataset_split(set, (double[]){0.9, 0.1}, 2,
  * parts, .seed = 1). A fraction's number of samples is rounded down; the samples that are left go to the first parts, one
  * each. After a failure all parts are in error. */
-#define tr_dataset_split(...) TR__NEW4(tr_dataset_split, set, shares, count, parts, __VA_ARGS__)
+#define tr_dataset_split(...) \
+    tr_dataset_split_with(TR__BRACES4(tr_dataset_split_options, set, shares, count, parts, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_dataset_split_with(const tr_dataset_split_options *options);
 
 /* Applies function to another dataset's samples: *sample arrives filled, and leaves as a tr_dataset_get would fill

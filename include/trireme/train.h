@@ -88,7 +88,8 @@ typedef struct tr_checkpoint_save_options {
  *
  * TR_STATE when the folder holds a checkpoint of a later step, which would stay the newest: another training's, or one
  * that this training went back from. Resume from it, remove it, or choose another folder. One of the same step is
- * replaced; a later one that is damaged is renamed to damaged-checkpoint-STEP, and the log says so.
+ * replaced. Later ones that are all damaged, where one before them is whole, are what a resumption passes over: they are
+ * renamed to damaged-checkpoint-STEP, and the log says so.
  */
 #define tr_checkpoint_save(...) TR__NEW4(tr_checkpoint_save, folder, step, model, state, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *options);
@@ -247,7 +248,8 @@ typedef struct tr_trainer_options {
                                    first tensor, and the last step at which all were equal. TRIREME_CHECK=replicas makes
                                    it every step, unless this is 0 */
     bool stop_on_spike;         /* a gradient norm above 1,000 times the median of the last 100 (at least 20) steps is a
-                                   warning in the log that names the rank and the parameter. With this it is TR_INVALID
+                                   warning in the log that names the parameter and, unless ranks step in backward, the
+                                   rank. With this it is TR_INVALID
                                    instead, and the step is not applied */
     bool step_after_backward;   /* all gradients are there until the step has been made, for on_step of tr_fit() to read,
                                    and none is applied before all are known to be finite (in the steps that look) */
@@ -319,7 +321,8 @@ TR_API int64_t tr_trainer_passed_over(const tr_trainer *trainer);
 /* Bad samples that this rank has skipped, in training and validation, as tr_loader_skipped() counts them. */
 TR_API int64_t tr_trainer_skipped(const tr_trainer *trainer);
 /* One step of the whole batch. *stop is an input, whether this rank wants to stop, and an output, whether any rank
- * does: so all stop at the same step. row gets all fields but validation_loss and seconds. */
+ * does: so all stop at the same step. row gets all fields but validation_loss and seconds. Afterwards tr_grad() is NULL
+ * where the step was made in backward, as it is by default; .step_after_backward keeps the gradients. */
 TR_API TR_MUST_CHECK tr_status tr_trainer_step(tr_trainer *trainer, tr_metrics_row *row, bool *stop);
 /* Validates, divided over the ranks: the mean loss over the first windows of a text's validation part, without an
  * accuracy, or loss and accuracy over a classifier's validation set. Without validation data both are NaN. */

@@ -383,9 +383,10 @@ static tr_status part_lengths(const tr_dataset_split_options *o, int64_t *length
     int64_t left = o->set->count;
     for (int i = 0; i < o->count; i++) {
         double share = fractions ? o->shares[i] * (double)o->set->count : o->shares[i];
-        lengths[i] = (int64_t)(share + 1e-9 * share); /* 0.29 * 100 is less than 29 */
+        lengths[i] = (int64_t)(fractions ? share + 1e-9 * share : share); /* 0.29 * 100 is less than 29 */
         if (!fractions && (double)lengths[i] != share)
             return tr__fail(TR_INVALID, "dataset_split: part %d cannot have %g samples", i, share);
+        if (lengths[i] > left) lengths[i] = left;
         left -= lengths[i];
     }
     for (int i = 0; left > 0; i = (i + 1) % o->count, left--) lengths[i]++;

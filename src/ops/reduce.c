@@ -469,7 +469,7 @@ static void share_out(const around *a, double *x, int64_t n)
 }
 
 /* Each element's is g times the product of the others: with one zero among them only that one's is not 0. The product, with 1
- * for zeros, is made in parts, side by side. */
+ * for zeros, is made in parts, side by side. Parts overflow where the product in order may not: it is made so again then. */
 static void multiply_up(around *a, const double *x, int64_t n)
 {
     double part[PARTS] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -477,7 +477,12 @@ static void multiply_up(around *a, const double *x, int64_t n)
     for (int64_t i = 0; i < whole; i += PARTS)
         for (int k = 0; k < PARTS; k++) part[k] *= x[i + k] + (x[i + k] == 0);
     for (int64_t i = whole; i < n; i++) part[i - whole] *= x[i] + (x[i] == 0);
+    double before = a->product;
     for (int k = 0; k < PARTS; k++) a->product *= part[k];
+    if (!isfinite(a->product) || a->product == 0) {
+        a->product = before;
+        for (int64_t i = 0; i < n; i++) a->product *= x[i] + (x[i] == 0);
+    }
     a->count += count_of(x, n, 0);
 }
 

@@ -65,7 +65,7 @@ static tr__loop_body converter(tr_dtype to, tr_dtype from)
  * columns. Tiles are read row by row of the source and written row by row of the target: walking the source in steps instead
  * would fetch a cache line for each element, and steps of a power of two evict each other's lines.
  */
-enum { TILE = 16 };
+enum { TILE = 16, FEW = TILE / 2 }; /* of fewer rows, such as three channels, a line of the source holds several columns */
 
 typedef struct transposed {
     const tr__loop *loop;
@@ -130,7 +130,7 @@ static int rows_of(const tr__loop *loop)
     int last = loop->shape.ndim - 1;
     if (loop->dtype[0] != loop->dtype[1] || loop->stride[0][last] != 1 || loop->stride[1][last] <= 1) return -1;
     for (int d = 0; d < last; d++)
-        if (loop->stride[1][d] == 1) return d;
+        if (loop->stride[1][d] == 1) return loop->shape.dim[d] >= FEW ? d : -1;
     return -1;
 }
 

@@ -169,38 +169,55 @@ void tr__checkpoint_clear_away(int parent, const char *folder)
 
 /* ---- Saving ------------------------------------------------------------------------------------------------------ */
 
-/* Renames a damaged checkpoint so that it no longer counts as a checkpoint. TR_STATE when it is whole. */
-static tr_status set_damaged_aside(int folder_fd, const char *folder, int64_t step)
+/* Is the checkpoint whole? */
+static tr_status is_whole(const char *folder, int64_t step, bool *whole)
 {
     TR_SCOPE;
     tr_tensor_list *model, *state, *history;
-    char name[NAME], path[PATH_MAX], aside[96];
+    char name[NAME], path[PATH_MAX];
     put_name(name, step);
     TR__TRY(tr__path_join(path, folder, name));
     tr_status status = tr__checkpoint_load(path, &model, &state, &history);
-    if (status == TR_OK) return tr__fail(TR_STATE, "%s is whole", path);
-    if (status != TR_FORMAT) return status;
+    *whole = status == TR_OK;
+    return status == TR_FORMAT ? TR_OK : status;
+}
+
+/* Renames a checkpoint so that it no longer counts as one. */
+static tr_status set_aside(int parent, const char *folder, int64_t step)
+{
+    char name[NAME], aside[96];
+    put_name(name, step);
     snprintf(aside, sizeof aside, "damaged-%s", name);
-    TR__TRY(remove_tree(folder_fd, aside, folder)); /* an earlier one of the same step */
-    if (renameat(folder_fd, name, folder_fd, aside) < 0)
-        return tr__fail_errno(TR_IO, errno, "cannot rename %s to %s", path, aside);
+    TR__TRY(remove_tree(parent, aside, folder)); /* an earlier one of the same step */
+    if (renameat(parent, name, parent, aside) < 0)
+        return tr__fail_errno(TR_IO, errno, "cannot rename %s/%s to %s", folder, name, aside);
     tr__log(TR_LOG_WARN, "%s/%s is set aside as %s", folder, name, aside);
+    return TR_OK;
+}
+
+/* steps: all of the folder's, from the newest on, of which the first `later` are of a later step. */
+static tr_status make_room(int parent, const char *folder, int64_t step, const int64_t *steps, int count, int later)
+{
+    bool whole = false, passed_over = false;
+    for (int i = 0; i < later && !whole; i++) TR__TRY(is_whole(folder, steps[i], &whole));
+    for (int i = later; i < count && !whole && !passed_over; i++) TR__TRY(is_whole(folder, steps[i], &passed_over));
+    if (!passed_over)
+        return tr__fail(TR_STATE, "%s holds checkpoint-%" PRId64 ", of a later step than %" PRId64 ": of another training? "
+            "Resume from it, remove it, or choose another folder", folder, steps[0], step);
+    for (int i = 0; i < later; i++) TR__TRY(set_aside(parent, folder, steps[i]));
     return TR_OK;
 }
 
 tr_status tr__checkpoint_make_room(int parent, const char *folder, int64_t step)
 {
-    for (;;) {
-        int64_t newest;
-        int count;
-        TR__TRY(list_steps_at(parent, folder, &newest, 1, &count));
-        if (!count || newest <= step) return TR_OK;
-        tr_status status = set_damaged_aside(parent, folder, newest);
-        if (status == TR_STATE)
-            return tr__fail(TR_STATE, "%s holds checkpoint-%" PRId64 ", of a later step than %" PRId64 ": of another training? "
-                "Resume from it, remove it, or choose another folder", folder, newest, step);
-        TR__TRY(status);
-    }
+    int64_t *steps = malloc((2 * TR__MOST_KEPT) * sizeof *steps);
+    if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
+    int count, later = 0;
+    tr_status status = list_steps_at(parent, folder, steps, 2 * TR__MOST_KEPT, &count);
+    while (later < count && steps[later] > step) later++;
+    if (status == TR_OK && later) status = make_room(parent, folder, step, steps, count, later);
+    free(steps);
+    return status;
 }
 
 static tr_status write_files(const char *path, const tr_checkpoint_save_options *o, tr__manifest *m)

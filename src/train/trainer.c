@@ -101,20 +101,24 @@ tr_status tr__trainer_check_unsharded(const tr_trainer *t)
         "tr_shard_optimizer(), or train without .folder and .resume and save by tr_optimizer_state() on all ranks");
 }
 
-/* Does no setting need all gradients? The same answer on all ranks, which compare these settings. */
-static bool settings_allow_in_backward(const tr_trainer *t)
+/* Does nothing that is known from the start need all gradients, on any rank, and are the parameters on the CPU, where a step of one
+ * costs no launch? Clipping and stopping at spikes are known to be alike on all ranks, or else allowed to differ. */
+static tr_status may_step_in_backward(const tr_trainer *t, bool *may)
 {
     const tr__plan *p = &t->plan;
     bool alike = t->world_size == 1 || (!tr__trainer_may_differ(t, "clip") && !tr__trainer_may_differ(t, "stop_on_spike"));
-    return p->step_in_backward || (alike && p->clip == 0 && !p->stop_on_spike);
+    *may = p->step_in_backward;
+    if (*may || !alike || p->clip > 0 || p->stop_on_spike) return TR_OK;
+    int32_t here = !p->step_after_backward && p->micro_batch >= t->share && t->device.kind == TR_CPU;
+    if (t->world_size > 1) TR__TRY(tr_all_reduce(p->group, &here, 1, .dtype = TR_I32, .op = TR_MIN));
+    *may = here;
+    return TR_OK;
 }
 
 /* Without being told to: where nobody reads all gradients, nobody else has the optimizer, updates a parameter or exchanges its
- * gradient, and the parameters are on the CPU, where a step of one costs no launch. The results are the same, bit for bit. */
+ * gradient, and the parameters are on the CPU. The results are the same, bit for bit. */
 static bool can_step_in_backward(const tr_trainer *t)
 {
-    const tr__plan *p = &t->plan;
-    if (p->step_after_backward || p->micro_batch < t->share) return false;
     const tr_tensor_list *list = t->optimizer->list;
     const int ddps = t->world_size > 1; /* the trainer's own */
     bool can = !t->optimizer->gather && atomic_load(&t->optimizer->object.refs) == 1;
@@ -134,7 +138,7 @@ static tr_status choose_when_to_step(tr_trainer *t, double loss, bool *finite)
     bool told = t->plan.step_in_backward;
     *finite = true;
     t->in_backward = false;
-    if (settings_allow_in_backward(t)) {
+    if (t->may_step_in_backward) {
         int32_t all[] = {told || can_step_in_backward(t), isfinite(loss)};
         if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, all, 2, .dtype = TR_I32, .op = TR_MIN));
         t->in_backward = all[0];
@@ -163,6 +167,7 @@ static tr_status set_up(tr_trainer *t)
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0) : p->model);
     TR__TRY(tr_status_of(t->net));
     TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
+    TR__TRY(may_step_in_backward(t, &t->may_step_in_backward));
     if (p->resume) TR__TRY(tr__trainer_resume_state(t, state));
     t->agreed_step = t->step;
     return TR_OK;

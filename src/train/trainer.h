@@ -79,7 +79,8 @@ struct tr_trainer {
     int64_t items;              /* in a sample */
     tr_module *net;             /* kept; the model, or DDP around it */
     tr_optimizer *optimizer;    /* kept */
-    bool in_backward;           /* it steps there */
+    bool may_step_in_backward;  /* on all ranks, as far as is known from the start */
+    bool in_backward;           /* it steps there, in this step */
     tr_device device;           /* of the model, or where it begins */
     int rank, world_size;
     int64_t first, share;       /* this rank's samples of each batch: [first, first + share) */

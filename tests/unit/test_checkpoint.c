@@ -117,6 +117,8 @@ static void no_save_before_a_later_checkpoint(void **state)
 
     tr_set_log(log_nothing, NULL, TR_LOG_WARN);
     write_text("checkpoint-15/model.safetensors", "damage");
+    assert_int_equal(save(3, 10), TR_STATE); /* the one before it is of a later step, too */
+    assert_true(is_there("checkpoint-15"));
     assert_int_equal(save(11, 10), TR_OK);
     tr_set_log(NULL, NULL, TR_LOG_WARN);
     assert_int_equal(newest(), 11);

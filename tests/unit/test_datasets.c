@@ -122,7 +122,7 @@ static void test_random_parts(void **state)
     TR_SCOPE;
     tr_dataset *set = tr_dataset_tensors(tr_arange(100, TR_I64, tr_cpu(0)), NULL), *parts[3], *again[3], *other[3];
     TR_CHECK(tr_dataset_split(set, ((double[]){0.29, 0.6, 0.11}), 3, parts, .seed = 4));
-    TR_CHECK(tr_dataset_split(set, ((double[]){29, 60, 11}), 3, again, .seed = 4));
+    TR_CHECK(tr_dataset_split(set, (double[]){29, 60, 11}, 3, again, .seed = 4));
     TR_CHECK(tr_dataset_split(set, ((double[]){29, 60, 11}), 3, other, .seed = 5));
     const int64_t counts[] = {29, 60, 11};
     bool seen[100] = {false}, in_order = true, alike = true;

@@ -274,6 +274,19 @@ static void gradients_of_rows_look_at_every_element(void **state)
     }
 }
 
+/* Multiplied in parts, 1e200 twice would not be finite, nor 1e-200 twice anything but 0. */
+static void gradients_of_products_stay_in_range(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    double row[16], grad[16];
+    for (int i = 0; i < 16; i++) row[i] = i % 8 == 0 ? 1e200 : i % 8 == 1 ? 1e-200 : 1;
+    tr_tensor *x = tr_from(row, TR_SHAPE(1, 16), .dtype = TR_F64, .requires_grad = true);
+    TR_CHECK(tr_backward(tr_sum(tr_prod(x, 1))));
+    TR_CHECK(tr_copy_out(tr_grad(x), grad, sizeof grad));
+    for (int i = 0; i < 16; i++) assert_true(fabs(grad[i] * row[i] - 1) < 1e-12);
+}
+
 /* weights: [2, 3] */
 static void classes_are_drawn_by_their_weights(void **state)
 {
@@ -324,6 +337,7 @@ int main(void)
         cmocka_unit_test(celu_keeps_what_is_above_0),
         cmocka_unit_test(the_first_of_the_largest_is_found),
         cmocka_unit_test(gradients_of_rows_look_at_every_element),
+        cmocka_unit_test(gradients_of_products_stay_in_range),
         cmocka_unit_test(classes_are_drawn_by_their_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -102,6 +102,23 @@ static void check_halves(int table, tr_shape shape)
     }
 }
 
+static void check_comparisons(int table, tr_shape shape)
+{
+    for (int k = 0; k < 4; k++) {
+        tr_dtype dtype = (tr_dtype[]){TR_F32, TR_F64, TR_BF16, TR_I64}[k];
+        tr_tensor *x = special(1, shape), *y = special(2, shape);
+        if (dtype == TR_I64) x = tr_affine(tr_rand(1, shape), 5, -2), y = tr_affine(tr_rand(2, shape), 5, -2); /* no NaN */
+        x = tr_cast(x, dtype);
+        y = tr_cast(y, dtype);
+        CHECK(equal, NULL, x, y);
+        CHECK(not_equal, NULL, x, y);
+        CHECK(less, NULL, x, y);
+        CHECK(less_equal, NULL, x, y);
+        CHECK(greater, NULL, x, y);
+        CHECK(greater_equal, NULL, x, y);
+    }
+}
+
 static void check_elementwise(int table, tr_shape shape, bool specials)
 {
     tr_tensor *x = specials ? special(1, shape) : tr_affine(tr_randn(1, shape), 3, 0);
@@ -182,6 +199,11 @@ static void check_rows(int table, int64_t rows, int64_t n, bool nan)
     CHECK(max, (&(tr_reduce_attrs){.dims = 2}), x);
     CHECK(min, (&(tr_reduce_attrs){.dims = 2}), x);
     CHECK(max, (&(tr_reduce_attrs){.dims = 3}), g);
+    tr_tensor *ties = tr_cast(tr_cast(g, TR_I64), TR_F32); /* of equals the first */
+    CHECK(argmax, (&(tr_reduce_attrs){.dims = 2}), x);
+    CHECK(argmin, (&(tr_reduce_attrs){.dims = 2}), x);
+    CHECK(argmax, (&(tr_reduce_attrs){.dims = 2}), ties);
+    CHECK(argmin, (&(tr_reduce_attrs){.dims = 2}), ties);
     tr_dim_attrs last = {1};
     CHECK(softmax, &last, x);
     CHECK(log_softmax, &last, x);
@@ -247,6 +269,7 @@ static void every_table_agrees_with_the_reference(void **state)
             TR_SCOPE;
             for (int specials = 0; specials < 2; specials++) check_elementwise(table, TR_SHAPE(2, n), specials);
             check_halves(table, TR_SHAPE(2, n));
+            check_comparisons(table, TR_SHAPE(2, n));
             for (int specials = 0; specials < 2; specials++) check_images(table, n, specials);
             for (int nan = 0; nan < 2; nan++) check_rows(table, 3, n, nan);
         }

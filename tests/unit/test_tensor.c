@@ -104,15 +104,14 @@ static void copies_convert_and_broadcast(void **state)
         }
 }
 
-/* Large enough for threads, and small. */
 /* Of elements of each size, of whole tiles and less, with dimensions around and between those that change places. */
 static void transposed_copies_keep_each_element(void **state)
 {
     (void)state;
     static const tr_dtype dtypes[] = {TR_U8, TR_BF16, TR_F32, TR_I64};
-    static const int64_t sizes[][2] = {{48, 32}, {16, 1}, {19, 35}, {2, 100}, {100, 2}};
+    static const int64_t sizes[][2] = {{48, 32}, {16, 1}, {19, 35}, {2, 100}, {100, 2}, {200, 130}};
     for (int d = 0; d < 4; d++)
-        for (int s = 0; s < 5; s++) {
+        for (int s = 0; s < 6; s++) {
             TR_SCOPE;
             int64_t rows = sizes[s][0], columns = sizes[s][1], n = 2 * columns * 3 * rows;
             int64_t *numbers = calloc((size_t)n, sizeof *numbers), *out = calloc((size_t)n, sizeof *out);
@@ -129,6 +128,7 @@ static void transposed_copies_keep_each_element(void **state)
         }
 }
 
+/* Large enough for threads, and small. */
 static void copies_within_memory_read_before_they_write(void **state)
 {
     (void)state;
