@@ -188,7 +188,9 @@ void tr__endpoint_detach(tr__attachment *a);
 /* The memory for blocks that a group's control block lies in, and where it lies there. */
 void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *offset);
 
-/* Queues a message for a peer; fd goes along and is closed (-1: none). */
+/* A message for a peer, to be queued; NULL: no memory. fd goes along and is closed (-1: none), also when this fails. */
+tr__shm_queued *tr__endpoint_message(const tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
+/* Queues one. */
 tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
 /* Has the monitor send what is queued. */
 void tr__endpoint_kick(tr__endpoint *e);
@@ -225,6 +227,9 @@ void tr__endpoint_watch(tr__endpoint *e);
 void tr__endpoint_forget(tr__endpoint *e);
 /* A descriptor of a segment for a message to a peer: -1 for one in this process, which needs none. */
 tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segment *segment, int *fd);
+/* A message that shows a peer a segment, with such a descriptor, to be queued. */
+tr_status tr__endpoint_showing(const tr__endpoint *e, int peer, const tr__segment *segment, const tr__shm_message *message,
+    tr__shm_queued **queued);
 
 /* Maps a segment that a peer has shown; fd is closed (-1 from one in this process). Without memory: its owner, in this process,
  * has freed it. */
