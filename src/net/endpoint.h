@@ -25,7 +25,7 @@ struct pollfd;
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 7 }; /* "TRM1" */
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 8 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
  * BLOCKS and STREAMS (a channel) carry a descriptor, unless both live in one process. */
@@ -35,8 +35,8 @@ enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, T
 /* A message between endpoints; sockets keep messages apart. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
-    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure; SEGMENT: 1: groups do without it */
-    uint64_t group;               /* that it is for */
+    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure */
+    uint64_t group;               /* that it is for; SEGMENT: that alone needs it, or 0: all groups of both may */
     uint64_t id, bytes;           /* of a segment */
     char cookie[TR__COOKIE_TEXT]; /* HELLO: the receiver's */
     char text[1216];              /* BROKEN: why; HELLO: where the sender listens */
@@ -108,6 +108,8 @@ typedef struct tr__attached {
     void (*gone)(void *user, int member);
     /* What a member has shown or said is lost, with this thread's latest failure. */
     void (*failed)(void *user);
+    /* Memory that the member has shown for this group alone could not be mapped, with this thread's latest failure. */
+    void (*missed)(void *user, int member);
 } tr__attached;
 
 /* A group's place at an endpoint. It stays behind when the group ends here, until all members have taken leave: until then they
@@ -220,8 +222,9 @@ void tr__endpoint_monitor_stop(tr__endpoint *e);
 
 /* ---- endpoint_memory.c ------------------------------------------------------------------------------------------- */
 
-/* Shows a segment of ours to those of some peers that do not know it yet. */
-tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed);
+/* Shows a segment of ours to those of some peers that do not know it yet. group: of an attachment that alone is told when a peer
+ * cannot map it, and goes on; 0: all groups fail that both are in. */
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, uint64_t group);
 /* Listens for our own segments being freed. */
 void tr__endpoint_watch(tr__endpoint *e);
 void tr__endpoint_forget(tr__endpoint *e);

@@ -91,9 +91,9 @@ static tr_status tell(tr__endpoint *e, int peer, const tr__segment *segment, con
     return s ? TR_OK : tr__fail(TR_NO_MEMORY, "group '%s': no memory to share a buffer", e->name);
 }
 
-tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed)
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, uint64_t group)
 {
-    const tr__shm_message message = {.type = TR__SHM_SEGMENT, .status = !needed, .id = segment->id, .bytes = segment->bytes};
+    const tr__shm_message message = {.type = TR__SHM_SEGMENT, .group = group, .id = segment->id, .bytes = segment->bytes};
     bool any = false;
     tr_status status = TR_OK;
     for (int i = 0; i < count && status == TR_OK; i++) {

@@ -10,6 +10,9 @@
 #include "comm/transport/tcp.h"
 #include "entries.h"
 #include "processes.h"
+#include "rpc/agent.h"
+
+#include <trireme/ops.h>
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -160,6 +163,45 @@ static void a_group_whose_memory_could_not_be_shown_is_made_anew(void **state)
     for (int left = 1; left <= 2; left++) run_job_in(&(setting){.transport = "shm"}, 3, cannot_split, &left);
 }
 
+static int64_t count(const tr_tensor *x)
+{
+    return tr_numel(x);
+}
+TR_RPC(count, TENSOR, RETURNS(I64));
+
+/* Rank 1 cannot map the block that an argument comes in. It blames itself, and at once; rank 0 loses it. */
+static tr_status cannot_take_a_block(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = JOIN_MS);
+    TRY(tr_status_of(rpc));
+    TRY(tr_rpc_register(rpc, &count_rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) TRY(leave_descriptors(0));
+    TRY(tr_barrier(r->group));
+    int64_t began = tr__now_ns();
+    if (r->number == 0) {
+        CHECK(tr_future_wait(tr_rpc_sync(rpc, "worker1", "count", tr_full(1, TR_SHAPE(1 << 20)))) == TR_PEER);
+        SAYS("worker 1 (\"worker1\"");
+    } else {
+        while (!atomic_load(&rpc->links[0].gone) && tr__now_ns() - began < (int64_t)JOIN_MS * 1000000) usleep(1000);
+        CHECK(atomic_load(&rpc->links[0].gone));
+        TRY(leave_descriptors(-1));
+        CHECK(tr_future_wait(tr_rpc_sync(rpc, "worker0", "count", tr_full(1, TR_SHAPE(1)))) == TR_IO);
+        SAYS("worker 0 (\"worker0\") cannot be heard any more: this process has no descriptor left to map");
+    }
+    CHECK(tr__now_ns() - began < (int64_t)JOIN_MS / 2 * 1000000);
+    tr_status stopped = tr_rpc_stop(rpc); /* rank 0 may find that rank 1 has stopped */
+    CHECK(r->number == 0 || stopped == TR_IO);
+    return tr_leave(r->group);
+}
+
+static void a_worker_that_cannot_map_a_block_says_so(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 2, cannot_take_a_block, NULL);
+}
+
 static tr_status cannot_send_yet(rank *r)
 {
     float *buffer = make_buffer(r);
@@ -232,6 +274,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_cannot_take_a_descriptor_names_itself),
         cmocka_unit_test(what_could_not_be_shown_is_shown_again),
         cmocka_unit_test(a_group_whose_memory_could_not_be_shown_is_made_anew),
+        cmocka_unit_test(a_worker_that_cannot_map_a_block_says_so),
         cmocka_unit_test(a_message_that_the_kernel_has_no_room_for_goes_later),
         cmocka_unit_test(a_rank_that_can_accept_nobody_says_so),
         cmocka_unit_test(a_rank_without_descriptors_sleeps),
