@@ -47,15 +47,17 @@ void *tr__pages_alloc(size_t bytes)
 #define MADV_COLLAPSE 25
 #endif
 
-void tr__pages_collapse(void *memory, size_t bytes)
+size_t tr__pages_collapse(void *memory, size_t bytes, size_t from, size_t most)
 {
     char setting[64] = ""; /* "always [madvise] never"; the call itself does not ask */
     FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
     bool allowed = f && fgets(setting, sizeof setting, f) && !strstr(setting, "[never]");
     if (f) fclose(f);
-    uintptr_t at = (uintptr_t)memory / TR__HUGE_PAGE * TR__HUGE_PAGE, end = (uintptr_t)memory + bytes;
-    /* One by one: what lies beside it may be of a mapping that cannot be collapsed, and stays as it is. */
-    for (; allowed && at < end; at += TR__HUGE_PAGE) madvise((void *)at, TR__HUGE_PAGE, MADV_COLLAPSE);
+    uintptr_t begin = (uintptr_t)memory, end = (begin + bytes) / TR__HUGE_PAGE * TR__HUGE_PAGE;
+    uintptr_t at = tr__round_up(begin + from, TR__HUGE_PAGE), until = at < end && end - at > most ? at + most : end;
+    /* One by one: where the kernel refuses one, it may take the next. */
+    for (; allowed && at < until; at += TR__HUGE_PAGE) madvise((void *)at, TR__HUGE_PAGE, MADV_COLLAPSE);
+    return allowed && at < end ? at - begin : bytes;
 }
 
 void tr__pages_free(void *memory, size_t bytes)

@@ -22,9 +22,10 @@ bool tr__grow(void *list, size_t count, size_t *room, size_t element_bytes);
  * the cost of passes over arenas); NULL without memory. bytes must be given back alike. */
 void *tr__pages_alloc(size_t bytes);
 void tr__pages_free(void *memory, size_t bytes);
-/* Backs memory, whoever allocated it, with huge pages where the kernel can (Linux 6.1) and the system allows them; those at its
- * ends with what lies beside it. What it holds stays. Takes some milliseconds. */
-void tr__pages_collapse(void *memory, size_t bytes);
+/* Backs private anonymous memory, whoever allocated it, with huge pages where the kernel can (Linux 6.1) and the system allows
+ * them: those that lie wholly in it, from an offset on, at most so many bytes of them, as each is copied before this returns. What
+ * it holds stays. Returns the offset to go on from: `bytes` when there are no more. */
+size_t tr__pages_collapse(void *memory, size_t bytes, size_t from, size_t most);
 /* Gives the memory behind some of these pages back to the system: they are zero at the next use. */
 void tr__pages_empty(void *memory, size_t bytes);
 /* Zeroes private memory, whole pages of it by returning them to the system: they take no memory until they are touched. */

@@ -52,7 +52,7 @@ tr_status tr__raw_show(tr_group *group, int rank, const void *memory, uint64_t *
         return tr__fail(TR_INTERNAL, "group '%s': %p cannot be shown to rank %d", group->name, memory, rank);
     int peer = peer_of(&t, rank);
     *segment = found.id;
-    return tr__endpoint_show(t.shm->endpoint, &found, &peer, 1, false);
+    return tr__endpoint_show(t.shm->endpoint, &found, &peer, 1, t.shm->attachment->id);
 }
 
 bool tr__raw_hold(const tr_group *group, int rank, uint64_t segment, int64_t until, tr__shm_mapping *mapping)

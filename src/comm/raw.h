@@ -18,6 +18,8 @@ typedef struct tr__raw_events {
     void *user;
     /* Memory that another rank has shown can be held now. */
     void (*shown)(void *user, int rank);
+    /* Memory that it has shown cannot be mapped here, with this thread's latest failure: it can never be held. */
+    void (*missed)(void *user, int rank);
     /* It has died, or has left. More than once, maybe. near: its memory's monitor says so, of a rank of this host; what the
      * rank has shown is unmapped after this call, unless tr__raw_use() is in effect. */
     void (*gone)(void *user, int rank, bool left, bool near);

@@ -42,16 +42,24 @@ void tr__shm_queue_free(tr__shm_queue *queue)
     *queue = (tr__shm_queue){0};
 }
 
-tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
+tr__shm_queued *tr__endpoint_message(const tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
 {
     tr__shm_queued *queued = malloc(sizeof *queued);
     if (!queued) {
         if (fd >= 0) close(fd);
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message to rank %d", e->name, e->peers[peer].rank);
+        tr__fail(TR_NO_MEMORY, "group '%s': no memory for a message to rank %d", e->name, e->peers[peer].rank);
+        return NULL;
     }
     *queued = (tr__shm_queued){.peer = peer, .fd = fd, .message = *message};
     queued->message.magic = TR__SHM_MAGIC;
     queued->message.rank = e->rank;
+    return queued;
+}
+
+tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
+{
+    tr__shm_queued *queued = tr__endpoint_message(e, peer, message, fd);
+    if (!queued) return TR_NO_MEMORY;
     pthread_mutex_lock(&e->lock);
     tr__shm_queue_add(&e->peers[peer].outgoing, queued);
     pthread_mutex_unlock(&e->lock);
@@ -111,18 +119,30 @@ static tr_status make_blocks(tr__endpoint *e, size_t begin, int count)
              : tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
 }
 
-/* The peers map what we have just made. Then nobody needs its descriptor any more. */
+/* The peers map what we have just made. Then nobody needs its descriptor any more. All of them hear of it, or none, as memory that
+ * one has mapped for a group that is not made stays mapped. */
 static tr_status show_blocks(tr__endpoint *e)
 {
     tr__segment segment;
     tr__segment_find(e->blocks->memory, 1, &segment);
     tr__shm_message message = {.type = TR__SHM_BLOCKS, .id = segment.id, .bytes = segment.bytes};
-    for (int i = 0; i < e->world_size; i++) {
-        int fd;
-        if (i == e->rank) continue;
-        TR__TRY(tr__endpoint_descriptor(&e->peers[i], &segment, &fd));
-        TR__TRY(tr__endpoint_post(e, i, &message, fd));
+    tr__shm_queue messages = {0};
+    tr_status status = TR_OK;
+    for (int i = 0; i < e->world_size && status == TR_OK; i++) {
+        tr__shm_queued *queued = NULL;
+        if (i != e->rank) status = tr__endpoint_showing(e, i, &segment, &message, &queued);
+        if (queued) tr__shm_queue_add(&messages, queued);
     }
+    if (status != TR_OK) {
+        tr__shm_queue_free(&messages);
+        return status;
+    }
+    pthread_mutex_lock(&e->lock);
+    for (tr__shm_queued *queued = messages.first, *next; queued; queued = next) {
+        next = queued->next;
+        tr__shm_queue_add(&e->peers[queued->peer].outgoing, queued);
+    }
+    pthread_mutex_unlock(&e->lock);
     tr__endpoint_kick(e);
     tr__segment_close(segment.memory);
     return TR_OK;

@@ -25,7 +25,7 @@ struct pollfd;
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 7 }; /* "TRM1" */
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 8 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
  * BLOCKS and STREAMS (a channel) carry a descriptor, unless both live in one process. */
@@ -35,8 +35,8 @@ enum tr__shm_message_type { TR__SHM_HELLO = 1, TR__SHM_SEGMENT, TR__SHM_UNMAP, T
 /* A message between endpoints; sockets keep messages apart. */
 typedef struct tr__shm_message {
     uint32_t magic, type;
-    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure; SEGMENT: 1: groups do without it */
-    uint64_t group;               /* that it is for */
+    int32_t rank, status;         /* the sender's place among the peers; BROKEN: the failure */
+    uint64_t group;               /* that it is for; SEGMENT: that alone needs it, or 0: all groups of both may */
     uint64_t id, bytes;           /* of a segment */
     char cookie[TR__COOKIE_TEXT]; /* HELLO: the receiver's */
     char text[1216];              /* BROKEN: why; HELLO: where the sender listens */
@@ -108,6 +108,8 @@ typedef struct tr__attached {
     void (*gone)(void *user, int member);
     /* What a member has shown or said is lost, with this thread's latest failure. */
     void (*failed)(void *user);
+    /* Memory that the member has shown for this group alone could not be mapped, with this thread's latest failure. */
+    void (*missed)(void *user, int member);
 } tr__attached;
 
 /* A group's place at an endpoint. It stays behind when the group ends here, until all members have taken leave: until then they
@@ -188,7 +190,9 @@ void tr__endpoint_detach(tr__attachment *a);
 /* The memory for blocks that a group's control block lies in, and where it lies there. */
 void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *offset);
 
-/* Queues a message for a peer; fd goes along and is closed (-1: none). */
+/* A message for a peer, to be queued; NULL: no memory. fd goes along and is closed (-1: none), also when this fails. */
+tr__shm_queued *tr__endpoint_message(const tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
+/* Queues one. */
 tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *message, int fd);
 /* Has the monitor send what is queued. */
 void tr__endpoint_kick(tr__endpoint *e);
@@ -218,13 +222,17 @@ void tr__endpoint_monitor_stop(tr__endpoint *e);
 
 /* ---- endpoint_memory.c ------------------------------------------------------------------------------------------- */
 
-/* Shows a segment of ours to those of some peers that do not know it yet. */
-tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed);
+/* Shows a segment of ours to those of some peers that do not know it yet. group: of an attachment that alone is told when a peer
+ * cannot map it, and goes on; 0: all groups fail that both are in. */
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, uint64_t group);
 /* Listens for our own segments being freed. */
 void tr__endpoint_watch(tr__endpoint *e);
 void tr__endpoint_forget(tr__endpoint *e);
 /* A descriptor of a segment for a message to a peer: -1 for one in this process, which needs none. */
 tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segment *segment, int *fd);
+/* A message that shows a peer a segment, with such a descriptor, to be queued. */
+tr_status tr__endpoint_showing(const tr__endpoint *e, int peer, const tr__segment *segment, const tr__shm_message *message,
+    tr__shm_queued **queued);
 
 /* Maps a segment that a peer has shown; fd is closed (-1 from one in this process). Without memory: its owner, in this process,
  * has freed it. */

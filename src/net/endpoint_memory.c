@@ -46,18 +46,6 @@ static tr__endpoint_segment *add_shown(tr__endpoint *e, uint64_t id)
     return &e->shown[e->shown_count++];
 }
 
-/* Notes that a peer knows of a segment; *fresh: it does only now. */
-static tr_status note(tr__endpoint *e, uint64_t id, int peer, bool *fresh)
-{
-    pthread_mutex_lock(&e->lock);
-    tr__endpoint_segment *s = find_shown(e, id);
-    if (!s) s = add_shown(e, id);
-    *fresh = s && !s->told[peer];
-    if (s) s->told[peer] = true;
-    pthread_mutex_unlock(&e->lock);
-    return s ? TR_OK : tr__fail(TR_NO_MEMORY, "group '%s': no memory to share a buffer", e->name);
-}
-
 tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segment *segment, int *fd)
 {
     /* A copy for each message: the owner may free the segment, after a failure, before the message is gone. */
@@ -66,29 +54,51 @@ tr_status tr__endpoint_descriptor(const tr__endpoint_peer *peer, const tr__segme
     return tr__fail_errno(TR_IO, errno, "no descriptor to share memory with rank %d (pid %ld)", peer->rank, peer->pid);
 }
 
-/* The peer could not be told: it is when the segment is shown again. */
-static void take_note_back(tr__endpoint *e, uint64_t id, int peer)
+tr_status tr__endpoint_showing(const tr__endpoint *e, int peer, const tr__segment *segment, const tr__shm_message *message,
+    tr__shm_queued **queued)
 {
-    pthread_mutex_lock(&e->lock);
-    tr__endpoint_segment *s = find_shown(e, id);
-    if (s) s->told[peer] = false;
-    pthread_mutex_unlock(&e->lock);
+    int fd;
+    TR__TRY(tr__endpoint_descriptor(&e->peers[peer], segment, &fd));
+    *queued = tr__endpoint_message(e, peer, message, fd);
+    return *queued ? TR_OK : TR_NO_MEMORY;
 }
 
-tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, bool needed)
+static bool is_told(tr__endpoint *e, uint64_t id, int peer)
 {
-    const tr__shm_message message = {.type = TR__SHM_SEGMENT, .status = !needed, .id = segment->id, .bytes = segment->bytes};
+    pthread_mutex_lock(&e->lock);
+    const tr__endpoint_segment *s = find_shown(e, id);
+    bool told = s && s->told[peer];
+    pthread_mutex_unlock(&e->lock);
+    return told;
+}
+
+/* A peer counts as told, for all threads, only when its message is queued: another group that shows it the segment meanwhile does
+ * not rely on one that may fail. */
+static tr_status tell(tr__endpoint *e, int peer, const tr__segment *segment, const tr__shm_message *message)
+{
+    tr__shm_queued *queued = NULL;
+    TR__TRY(tr__endpoint_showing(e, peer, segment, message, &queued));
+    pthread_mutex_lock(&e->lock);
+    tr__endpoint_segment *s = find_shown(e, segment->id);
+    if (!s) s = add_shown(e, segment->id);
+    if (s && !s->told[peer]) {
+        s->told[peer] = true;
+        tr__shm_queue_add(&e->peers[peer].outgoing, queued);
+        queued = NULL;
+    }
+    pthread_mutex_unlock(&e->lock);
+    tr__shm_queue_free(&(tr__shm_queue){queued, queued});
+    return s ? TR_OK : tr__fail(TR_NO_MEMORY, "group '%s': no memory to share a buffer", e->name);
+}
+
+tr_status tr__endpoint_show(tr__endpoint *e, const tr__segment *segment, const int *peers, int count, uint64_t group)
+{
+    const tr__shm_message message = {.type = TR__SHM_SEGMENT, .group = group, .id = segment->id, .bytes = segment->bytes};
     bool any = false;
     tr_status status = TR_OK;
     for (int i = 0; i < count && status == TR_OK; i++) {
-        bool fresh = false;
-        int fd;
-        if (peers[i] == e->rank) continue;
-        status = note(e, segment->id, peers[i], &fresh);
-        if (!fresh) continue;
-        status = tr__endpoint_descriptor(&e->peers[peers[i]], segment, &fd);
-        if (status == TR_OK) status = tr__endpoint_post(e, peers[i], &message, fd);
-        if (status != TR_OK) take_note_back(e, segment->id, peers[i]);
+        if (peers[i] == e->rank || is_told(e, segment->id, peers[i])) continue;
+        status = tell(e, peers[i], segment, &message);
         any |= status == TR_OK;
     }
     if (any) tr__endpoint_kick(e);

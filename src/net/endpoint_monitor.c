@@ -4,7 +4,6 @@
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/thread.h"
 #include "net/endpoint.h"
 
@@ -119,6 +118,15 @@ static void tell_groups(tr__endpoint *e, int peer, tr_status status)
     }
 }
 
+/* Tells the group that alone needs memory of a peer of this thread's latest failure. */
+static void tell_group(tr__endpoint *e, int peer, uint64_t id)
+{
+    pthread_mutex_lock(&e->hearing);
+    const tr__attachment *a = attached(e, id);
+    if (a && a->calls && a->places[peer] >= 0) a->calls->missed(a->user, a->places[peer]);
+    pthread_mutex_unlock(&e->hearing);
+}
+
 static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
 {
     tr_status status = TR_OK;
@@ -126,8 +134,8 @@ static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int 
     case TR__SHM_SEGMENT:
     case TR__SHM_BLOCKS:
         status = tr__endpoint_mapped(e, peer, message, fd);
-        if (status != TR_OK && message->status) {
-            tr__log(TR_LOG_WARN, "group '%s': %s", e->name, tr_error_message());
+        if (status != TR_OK && message->group) {
+            tell_group(e, peer, message->group);
             return;
         }
         pthread_mutex_lock(&e->hearing);

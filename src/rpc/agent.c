@@ -180,6 +180,14 @@ static void rank_has_shown(void *user, int rank)
     tr__link_shown(rpc, &rpc->links[rank]);
 }
 
+/* Of the first such memory. What names it can never be read. */
+static void rank_has_missed(void *user, int rank)
+{
+    tr_rpc *rpc = user;
+    if (!rpc->links[rank].missed) rpc->links[rank].missed = tr__error_take();
+    tr__rpc_lose(rpc, rank, TR__RPC_MISSED);
+}
+
 static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
 {
     static const struct {
@@ -195,6 +203,9 @@ static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_en
     };
     char process[128];
     tr__raw_name(rpc->group, link->worker, process);
+    if (ending == TR__RPC_MISSED)
+        return tr__fail_context(tr__fail_stored(link->missed), "worker %d (\"%s\") cannot be heard any more", link->worker,
+            link->name);
     return tr__fail(endings[ending].status, "worker %d (\"%s\"%s%s) %s", link->worker, link->name, process[0] ? ", " : "",
         process, endings[ending].what);
 }
@@ -274,6 +285,7 @@ static void free_links(tr_rpc *rpc)
     for (int i = 0; rpc->links && i < rpc->world; i++) {
         if (rpc->links[i].stream) tr__link_free(&rpc->links[i]);
         tr__error_unref(rpc->links[i].why);
+        tr__error_unref(rpc->links[i].missed);
     }
     free(rpc->links);
     for (int i = 0; i < TR__RPC_FUNCTION_BUCKETS; i++)
@@ -468,7 +480,7 @@ static tr_status connect_all(tr_rpc *rpc, const char *name)
 {
     worker_record *all = calloc((size_t)rpc->world, sizeof *all);
     if (!all) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %d workers", rpc->world);
-    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = rank_has_shown, .gone = rank_gone};
+    rpc->raw_events = (tr__raw_events){.user = rpc, .shown = rank_has_shown, .missed = rank_has_missed, .gone = rank_gone};
     rpc->crowded = tr__raw_crowded(rpc->group);
     tr_status status = show_rings(rpc);
     if (status == TR_OK) status = exchange_records(rpc, name ? name : "", all);

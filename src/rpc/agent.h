@@ -112,7 +112,7 @@ typedef struct tr__rpc_blocks { /* that we have made for a worker */
 
 /* From TR__RPC_DAMAGED on, what has come is not read any more. */
 typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC_CUT, TR__RPC_DAMAGED,
-    TR__RPC_CORRUPT, TR__RPC_NOT_SHOWN } tr__rpc_ending;
+    TR__RPC_CORRUPT, TR__RPC_NOT_SHOWN, TR__RPC_MISSED } tr__rpc_ending;
 
 typedef struct tr__rpc_link {
     int worker;
@@ -121,6 +121,7 @@ typedef struct tr__rpc_link {
     tr__rpc_stream *stream; /* NULL: ourselves, or not yet */
     tr__rpc_blocks blocks;
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
+    tr__error *missed;  /* with TR__RPC_MISSED, set before: why memory that it has shown cannot be mapped here */
     atomic_int found;   /* its messages that have been read and are not dealt with yet */
     atomic_bool gone;   /* no message comes or goes any more */
     bool lost;          /* then: before all workers had stopped; and */

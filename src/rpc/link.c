@@ -596,6 +596,7 @@ static tr_status await_memory(tr_rpc *rpc, const tr__rpc_link *link, uint64_t se
         there = tr__raw_hold(rpc->group, link->worker, segment, now + LOOK_MS * (int64_t)1000000, mapping);
     }
     if (there && mapping->bytes >= bytes) return TR_OK;
+    if (atomic_load(&link->ending) == TR__RPC_MISSED) return tr__fail_stored(link->missed);
     return tr__fail(TR_TIMEOUT, "rpc: worker %d has not shown its memory", link->worker);
 }
 

@@ -271,6 +271,81 @@ static void buffers_that_come_again_get_huge_pages(void **state)
     run_job(2, reduce_often, NULL);
 }
 
+/* As many as are remembered, at distances that are multiples of 4 MiB and more; then one more, for which the oldest goes. */
+static tr_status take_turns(rank *r)
+{
+    enum { APART = 4 << 20, BYTES = TR__SHM_HUGE };
+    tr__shm *t = transport_of(r);
+    t->crowded = false;
+    size_t room = (size_t)APART * (TR__SHM_BUFFERS + 1);
+    char *first = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); /* nothing to collapse */
+    CHECK(first != MAP_FAILED);
+    for (int turn = 0; turn < TR__SHM_HUGE_CALLS; turn++) {
+        for (int i = 0; i < TR__SHM_BUFFERS; i++) CHECK(t->buffers[i].huge == 0);
+        for (size_t i = 0; i < TR__SHM_BUFFERS; i++) tr__shm_note_private(t, first + i * APART, BYTES);
+    }
+    for (size_t i = 0; i < TR__SHM_BUFFERS; i++) {
+        const tr__shm_buffer *b = &t->buffers[TR__SHM_BUFFERS - 1 - i];
+        CHECK(b->at == first + i * APART && b->calls == TR__SHM_HUGE_CALLS && b->huge == BYTES);
+    }
+    tr__shm_note_private(t, first, BYTES);
+    tr__shm_note_private(t, first + (size_t)TR__SHM_BUFFERS * APART, BYTES);
+    CHECK(t->buffers[0].calls == 1 && t->buffers[1].at == first && t->buffers[1].calls == TR__SHM_HUGE_CALLS);
+    CHECK(t->buffers[TR__SHM_BUFFERS - 1].at == first + 2 * APART);
+    munmap(first, room);
+    return tr_leave(r->group);
+}
+
+static void many_buffers_are_remembered_wherever_they_lie(void **state)
+{
+    (void)state;
+    run_job(2, take_turns, NULL);
+}
+
+/* What lies beside memory is not touched, and of large memory only so much is done at once. */
+static void whole_huge_pages_are_made_in_steps(void **state)
+{
+    (void)state;
+    float *alone = map_alone(), *other = map_alone();
+    assert_true(alone && other);
+    char *first = (char *)tr__round_up((uintptr_t)alone, TR__HUGE_PAGE);
+    bool can = madvise((void *)tr__round_up((uintptr_t)other, TR__HUGE_PAGE), TR__HUGE_PAGE, 25 /* MADV_COLLAPSE */) == 0;
+    long before = huge_kib(alone), page = (long)(TR__HUGE_PAGE >> 10);
+    size_t bytes = 2 * (size_t)TR__HUGE_PAGE, part = bytes - TR__PAGE;
+    assert_true(tr__pages_collapse(first + TR__PAGE, TR__HUGE_PAGE, 0, TR__HUGE_PAGE) == TR__HUGE_PAGE); /* no whole one */
+    assert_int_equal(huge_kib(alone), before);
+    if (!can || before) return;
+    assert_true(tr__pages_collapse(first + TR__PAGE, part, 0, bytes) == part);
+    assert_int_equal(huge_kib(alone), page); /* the second alone */
+    assert_true(tr__pages_collapse(first, bytes, 0, TR__HUGE_PAGE) == TR__HUGE_PAGE);
+    assert_int_equal(huge_kib(alone), 2 * page);
+    assert_true(tr__pages_collapse(first, bytes, TR__HUGE_PAGE, TR__HUGE_PAGE) == bytes);
+    munmap(alone, LONG);
+    munmap(other, LONG);
+}
+
+/* Rank 0 alone notes buffers that it broadcasts; which way reductions go is still tried by all ranks at once. */
+static tr_status broadcast_often(rank *r)
+{
+    float *x = map_alone();
+    CHECK(x);
+    tr__shm *t = transport_of(r);
+    t->crowded = false;
+    for (int turn = 0; turn < 2 * TR__SHM_TRIES; turn++) TRY(tr_all_reduce(r->group, x, LONG / 4));
+    for (int turn = 0; turn < TR__SHM_HUGE_CALLS; turn++) TRY(tr_broadcast(r->group, x, LONG / 4));
+    CHECK(r->number || t->buffers[0].calls == TR__SHM_HUGE_CALLS);
+    unsigned calls = 0;
+    for (int i = 0; i < TR__SHM_CROSS_SIZES; i++) calls += t->tuning[1][i].calls;
+    CHECK(calls == 2 * TR__SHM_TRIES);
+    return tr_leave(r->group);
+}
+
+static void huge_pages_leave_the_ranks_in_phase(void **state)
+{
+    (void)state;
+    run_job(2, broadcast_often, NULL);
+}
+
 /* ---- Buffers that are not there ---------------------------------------------------------------------------------- */
 
 enum { HOLED = 1 << 20 }; /* bytes of a buffer whose first half is not there, at rank 1 */
@@ -507,6 +582,9 @@ int main(void)
         cmocka_unit_test(ranks_that_measure_otherwise_agree),
         cmocka_unit_test(the_faster_way_is_taken),
         cmocka_unit_test(buffers_that_come_again_get_huge_pages),
+        cmocka_unit_test(many_buffers_are_remembered_wherever_they_lie),
+        cmocka_unit_test(whole_huge_pages_are_made_in_steps),
+        cmocka_unit_test(huge_pages_leave_the_ranks_in_phase),
         cmocka_unit_test(a_buffer_that_is_not_there_is_an_error_of_its_rank),
         cmocka_unit_test(only_the_peer_itself_is_read),
         cmocka_unit_test(a_rank_killed_in_the_middle_is_named),

@@ -40,9 +40,10 @@ enum {
     TR__SHM_CROSS_SIZES = 8,    /* powers of two above that, which are tried apart */
     TR__SHM_TRIES = 3,          /* calls by which each way is tried, */
     TR__SHM_TERM = 256,         /* every so many calls */
-    TR__SHM_HUGE = 1 << 20,      /* from so many bytes on, a private buffer that peers may reach where it lies */
-    TR__SHM_HUGE_CALLS = 16,     /* is put into huge pages in its so many-th call; */
-    TR__SHM_BUFFERS = 16,        /* so many are remembered */
+    TR__SHM_HUGE = 2 << 20,      /* from so many bytes on, a private buffer that peers may reach where it lies */
+    TR__SHM_HUGE_CALLS = 16,     /* is put into huge pages from its so many-th call on, */
+    TR__SHM_HUGE_STEP = 64 << 20, /* so many bytes in a call; */
+    TR__SHM_BUFFERS = 64,        /* so many are remembered: more than a model has gradients' buckets */
     TR__SHM_SCRATCH = 256 << 10, /* what is folded of such buffers at a time, of all ranks together: fits a second cache */
 };
 
@@ -171,6 +172,7 @@ typedef struct tr__shm_tuning {
 typedef struct tr__shm_buffer {
     const void *at;
     size_t bytes;
+    size_t huge; /* so much from its beginning is in huge pages, as far as the kernel can */
     int calls;
 } tr__shm_buffer;
 
@@ -228,7 +230,7 @@ typedef struct tr__shm {
     void **out;
     tr__shm_fold_views *views;   /* [world_size] */
     tr__shm_tuning tuning[2][TR__SHM_CROSS_SIZES]; /* pulls and folds */
-    tr__shm_buffer buffers[TR__SHM_BUFFERS]; /* by address */
+    tr__shm_buffer buffers[TR__SHM_BUFFERS]; /* the latest first */
     char *scratch;               /* TR__SHM_SCRATCH bytes; NULL: not needed yet */
     char **stagings;             /* [world_size]: the ranks' staging areas */
 } tr__shm;

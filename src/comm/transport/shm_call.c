@@ -192,7 +192,7 @@ static bool same_call(const tr__shm_slot *a, const tr__shm_slot *b, bool parts)
         return false;
     if (atomic_load_explicit(&a->call.tag, memory_order_relaxed) != atomic_load_explicit(&b->call.tag, memory_order_relaxed))
         return false;
-    bool exists = (what_a & 0xff) < TR_COLLECTIVE_COUNT; /* both may be peers', whose memory is not trusted with our array bounds */
+    bool exists = (what_a & 0xff) < TR_COLLECTIVE_COUNT; /* both slots may be peers': their kind is not trusted as an index */
     bool variable = exists && tr__kind_of(what_a & 0xff)->variable;
     if (!variable && atomic_load_explicit(&a->call.count, memory_order_relaxed) !=
                          atomic_load_explicit(&b->call.count, memory_order_relaxed))

@@ -42,16 +42,28 @@ void tr__shm_tuning_note(tr__shm_tuning *tuning, bool placed, int64_t ns)
     if (trying && ns < tuning->best_ns[placed]) tuning->best_ns[placed] = ns;
 }
 
-/* Of a buffer in huge pages the kernel looks up far fewer. Putting it there takes as long as some calls, so that is done for
- * those that come again, as a model's gradients do. */
+/* Moves what is known of a buffer to the front; the one that came longest ago makes room for a new one. */
+static tr__shm_buffer *recall(tr__shm *t, const void *buffer, size_t bytes)
+{
+    tr__shm_buffer known = {.at = buffer, .bytes = bytes};
+    int i = 0;
+    while (i < TR__SHM_BUFFERS - 1 && (t->buffers[i].at != buffer || t->buffers[i].bytes != bytes)) i++;
+    if (t->buffers[i].at == buffer && t->buffers[i].bytes == bytes) known = t->buffers[i];
+    memmove(t->buffers + 1, t->buffers, (size_t)i * sizeof *t->buffers);
+    t->buffers[0] = known;
+    return t->buffers;
+}
+
+/* Of a buffer in huge pages the kernel looks up far fewer. Putting it there takes as long as some calls, and the peers wait
+ * meanwhile, so that is done for those that come again, as a model's gradients do, and of large ones in several calls. What was
+ * measured of either way until then is measured anew when all ranks do so: in the next term. */
 void tr__shm_note_private(tr__shm *t, const void *buffer, size_t bytes)
 {
     if (bytes < TR__SHM_HUGE || !t->endpoint->crosses || t->crowded) return;
-    tr__shm_buffer *known = &t->buffers[(uintptr_t)buffer / TR__SHM_CROSS % TR__SHM_BUFFERS];
-    if (known->at != buffer || known->bytes != bytes) *known = (tr__shm_buffer){.at = buffer, .bytes = bytes};
-    if (known->calls == TR__SHM_HUGE_CALLS || ++known->calls < TR__SHM_HUGE_CALLS) return;
-    tr__pages_collapse((void *)buffer, bytes);
-    memset(t->tuning, 0, sizeof t->tuning); /* what was measured until now no longer holds */
+    tr__shm_buffer *known = recall(t, buffer, bytes);
+    if (known->calls < TR__SHM_HUGE_CALLS) known->calls++;
+    if (known->calls < TR__SHM_HUGE_CALLS || known->huge == bytes) return;
+    known->huge = tr__pages_collapse((void *)buffer, bytes, known->huge, TR__SHM_HUGE_STEP);
 }
 
 /* ---- Crossing ----------------------------------------------------------------------------------------------------- */

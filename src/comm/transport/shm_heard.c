@@ -2,6 +2,7 @@
  * What a group is told by its endpoint's monitor, whose thread must not be kept waiting: messages of its members, and that their
  * processes have ended. Who ends without a goodbye to the group has died, and breaks it.
  */
+#include "base/log.h"
 #include "comm/transport/shm.h"
 
 #include <unistd.h>
@@ -81,6 +82,16 @@ static void mapped(void *user, int member)
     if (events) events->shown(events->user, t->peers[member].rank);
 }
 
+static void missed(void *user, int member)
+{
+    tr__shm *t = user;
+    const tr__raw_events *events = atomic_load(&t->raw);
+    if (events)
+        events->missed(events->user, t->peers[member].rank);
+    else
+        tr__log(TR_LOG_WARN, "group '%s': %s", t->group, tr_error_message());
+}
+
 static void gone(void *user, int member)
 {
     tr__shm *t = user;
@@ -97,4 +108,4 @@ static void failed(void *user)
     (void)!tr__failure_break(t->failure);
 }
 
-const tr__attached tr__shm_attached = {heard, mapped, gone, failed};
+const tr__attached tr__shm_attached = {heard, mapped, gone, failed, missed};

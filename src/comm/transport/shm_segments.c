@@ -14,7 +14,7 @@
 
 static tr_status announce(tr__shm *t, const tr__segment *segment)
 {
-    return tr__endpoint_show(t->endpoint, segment, t->attachment->members, t->world_size, true);
+    return tr__endpoint_show(t->endpoint, segment, t->attachment->members, t->world_size, 0);
 }
 
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared)
