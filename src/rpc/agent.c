@@ -164,7 +164,7 @@ bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
 }
 
 /* The blocks of one that has died, or dropped its agent, are to stay until its last words were read: end_link(). If this agent
- * has ended by then, its group lets go of them. */
+ * has ended by then, so has the group's use of them: tr__endpoint_detach() sets its count to 0. */
 static void rank_gone(void *user, int rank, bool left, bool near)
 {
     tr_rpc *rpc = user;
@@ -247,6 +247,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
     pthread_mutex_lock(&rpc->reading);
     rpc->deaf = true;
     pthread_mutex_unlock(&rpc->reading);
+    tr__rpc_end_records(rpc);
     if (rpc->group) {
         tr_status left = tr_leave(rpc->group);
         (void)left; /* its monitors are gone in any case */
@@ -517,7 +518,7 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     tr_group *group = tr__group_twin(o->group);
     TR__TRY(tr_status_of(group));
     rpc->group = tr__ref(group);
-    rpc->recorder = tr__raw_recorder(group);
+    atomic_store(&rpc->recorder, tr__raw_recorder(group));
     return connect_or_refuse(rpc, o);
 }
 

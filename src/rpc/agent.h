@@ -53,7 +53,7 @@ struct tr_future {
     tr_rpc *rpc;             /* a reference, unless it is loose; NULL: of a call that never began */
     bool loose;              /* the agent's own */
     /* Set before others know of it. */
-    uint64_t id;
+    uint64_t id;             /* of a call; 0: what is waited for is made here */
     int worker;
     int timeout_ms;
     int64_t deadline;
@@ -161,7 +161,8 @@ struct tr_rpc {
     tr__object object;
     tr_group *group; /* a twin of the program's (comm/raw.h) */
     tr__raw_events raw_events;
-    tr__recorder *recorder; /* the twin's: what threads here wait for; NULL: it has none */
+    tr__recorder *_Atomic recorder; /* the twin's: what threads here wait for; NULL: it has none, or the agent has ended */
+    atomic_int recording;   /* threads that use it */
     int rank, world, local_rank;
     int threads_most, timeout_ms;
     uint64_t queue_bytes;
@@ -250,6 +251,8 @@ void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
 /* "rpc head on \"back\"", "distributed step on \"back\"": notes in the flight record that the thread is about to sleep until it is
  * done. */
 uint64_t tr__rpc_record_wait(const tr_future *f);
+/* From here on nobody uses the group's recorder. */
+void tr__rpc_end_records(tr_rpc *rpc);
 /* All calls to a worker end with this failure. */
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 /* Those whose time is up; returns when the next one is. */

@@ -131,6 +131,27 @@ static void long_paths_keep_their_end(void **state)
     tr__recorder_close(r);
 }
 
+/* ä is two bytes, and the 55 that there is room for end in one's middle. */
+static void long_waits_keep_their_beginning(void **state)
+{
+    (void)state;
+    tr__recorder *r = open_rank("world", 0, 2, "native", NULL);
+    char text[2 * TR__RECORD_FILE + 1] = "", kept[TR__RECORD_FILE] = "";
+    for (int i = 0; i < TR__RECORD_FILE; i++) strcat(text, "ä");
+    snprintf(kept, sizeof kept - 1, "%s", text);
+    assert_true(tr__recorder_wait(r, 1, false, text) != 0);
+    tr__records records;
+    read_own(&records, 1);
+    assert_string_equal(records.list[0].calls[0].signature.file, kept);
+    tr__records_free(&records);
+    assert_int_equal(tr__recorder_fit("äö", 0), 0);
+    assert_int_equal(tr__recorder_fit("äö", 1), 0);
+    assert_int_equal(tr__recorder_fit("äö", 3), 2);
+    assert_int_equal(tr__recorder_fit("äö", 4), 4);
+    assert_int_equal(tr__recorder_fit("äö", 9), 4);
+    tr__recorder_close(r);
+}
+
 static void nothing_is_asked_of_no_recorder(void **state)
 {
     (void)state;
@@ -641,6 +662,7 @@ int main(void)
         cmocka_unit_test(the_latest_calls_are_kept),
         cmocka_unit_test(calls_under_way_are_not_overwritten),
         cmocka_unit_test(long_paths_keep_their_end),
+        cmocka_unit_test(long_waits_keep_their_beginning),
         cmocka_unit_test(nothing_is_asked_of_no_recorder),
         cmocka_unit_test(readers_skip_torn_entries),
         cmocka_unit_test(what_is_no_record_is_left_out),

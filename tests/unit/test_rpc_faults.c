@@ -3,6 +3,7 @@
 #include "processes.h"
 
 #include "base/clock.h"
+#include "comm/record.h"
 #include "rpc/agent.h"
 
 #include <trireme/ops.h>
@@ -305,6 +306,73 @@ static void who_works_is_waited_for(void **state)
     run_job(3, stop_while_another_works, NULL);
 }
 
+/* ---- The flight record ---------------------------------------------------------------------------------------------- */
+
+/* A wait of this process's agent, over or not, with this text. */
+static tr_status find_wait(const char *text, int for_whom)
+{
+    tr__records all;
+    bool found = false;
+    TRY(tr__records_read(getpid(), &all));
+    for (int i = 0; i < all.count; i++)
+        for (int k = 0; k < all.list[i].call_count; k++) {
+            const tr__signature *s = &all.list[i].calls[k].signature;
+            found |= all.list[i].rpc && strcmp(s->file, text) == 0 && s->peer == for_whom;
+        }
+    tr__records_free(&all);
+    return found ? TR_OK : tr_fail(TR_INTERNAL, "no wait '%s' for %d is recorded", text, for_whom);
+}
+
+#define LONG_NAME "dozes_for_a_while_whose_length_in_ms_is_given"
+
+/* Whom it waits for is known of a call, and of a value that is made here nobody. */
+static tr_status wait_for_values(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    tr_rpc_function long_named = doze_rpc;
+    long_named.name = LONG_NAME;
+    TRY(tr_status_of(rpc));
+    TRY(tr_rpc_register(rpc, &long_named));
+    TRY(tr_barrier(r->group));
+    if (r->number) {
+        tr_value value;
+        TRY(tr_rref_local(tr_remote(rpc, "worker1", "doze", 300), &value));
+        TRY(find_wait("a value that is made here", -1));
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", "doze", 300)));
+        TRY(find_wait("rpc doze on \"worker0\"", 0));
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", LONG_NAME, 300)));
+        TRY(find_wait("rpc dozes_for_a_while_whose_length_in_ms_i on \"worker0\"", 0));
+    }
+    return tr_rpc_stop(rpc);
+}
+
+static void waits_are_recorded(void **state)
+{
+    (void)state;
+    run_job(2, wait_for_values, NULL);
+}
+
+/* A thread of the program's may wake after the agent has ended, and the record with it. */
+static tr_status wake_late(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    uint64_t wait = tr__rpc_record_sleep(rpc, 1 - r->number, "something");
+    CHECK(wait > 0);
+    TRY(tr_rpc_stop(rpc));
+    tr__rpc_record_end(rpc, wait);
+    CHECK(tr__rpc_record_sleep(rpc, 1 - r->number, "something") == 0);
+    return TR_OK;
+}
+
+static void the_record_ends_before_a_wait(void **state)
+{
+    (void)state;
+    run_job(2, wake_late, NULL);
+}
+
 /* ---- Not stopping --------------------------------------------------------------------------------------------------- */
 
 static int count_threads(void)
@@ -596,6 +664,8 @@ int main(void)
         cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
+        cmocka_unit_test(waits_are_recorded),
+        cmocka_unit_test(the_record_ends_before_a_wait),
         cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),
         cmocka_unit_test(answers_are_read_whose_worker_has_dropped_its_agent),
         cmocka_unit_test(one_who_sends_much_is_read_a_share_at_a_time),
