@@ -123,7 +123,7 @@ typedef struct tr__rpc_link {
     atomic_int ending;  /* a tr__rpc_ending that the clock is to deal with */
     atomic_int found;   /* its messages that have been read and are not dealt with yet */
     atomic_bool gone;   /* no message comes or goes any more */
-    bool lost;          /* then: before all workers had stopped; and */
+    bool lost;          /* then: before the end was known (under agent->drain_lock, as it becomes gone); and */
     tr__error *why;     /* both set before */
     /* Under agent->calls_lock: what is under way to it. */
     uint64_t charged;
@@ -164,7 +164,8 @@ struct tr_rpc {
     tr__recorder *_Atomic recorder; /* the twin's: what threads here wait for; NULL: it has none, or the agent has ended */
     atomic_int recording;   /* threads that use it */
     int rank, world, local_rank;
-    int threads_most, timeout_ms;
+    int threads_most;
+    atomic_int timeout_ms; /* tests change it */
     uint64_t queue_bytes;
     tr__rpc_link *links; /* [world] */
     bool crowded;
@@ -225,7 +226,8 @@ struct tr_rpc {
         int64_t heard;
     } *answers;                   /* [world] */
     int64_t moved;                /* when something happened last */
-    char gave_up[512];            /* on whom; empty: on nobody */
+    tr_status end_status;         /* what tr_rpc_stop() returns: TR_OK, TR_TIMEOUT when somebody was given up, or why a */
+    char end_text[512];           /* worker was lost; and its message */
 };
 
 /* ---- agent.c ----------------------------------------------------------------------------------------------------- */
@@ -416,8 +418,11 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value);
 /* ---- drain.c ----------------------------------------------------------------------------------------------------- */
 
 void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
-/* Waits until all are done; or until one has not answered for the agent's timeout: then it fails and says which. */
+/* Waits until all are done; or until one has not answered for the agent's timeout: then it fails and says which. It fails as well,
+ * in the end, when a worker was lost. */
 tr_status tr__drain(tr_rpc *rpc);
+/* A link is gone, whose ->why is set; `left`: its worker has stopped. */
+void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left);
 bool tr__drain_ended(tr_rpc *rpc);
 void tr__drain_moved(tr_rpc *rpc);
 void tr__drain_wake(tr_rpc *rpc);

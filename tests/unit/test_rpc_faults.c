@@ -454,7 +454,8 @@ static tr_status read_what_was_left(rank *r)
     while (!atomic_load(&rpc->links[1].gone)) usleep(1000);
     CHECK(call(rpc, 1) == TR_PEER);
     TRY(says("has stopped"));
-    return tr_barrier(r->group);
+    TRY(tr_barrier(r->group));
+    return tr_rpc_stop(rpc); /* it left, and is no loss */
 }
 
 static void answers_are_read_whose_worker_has_dropped_its_agent(void **state)
@@ -572,6 +573,31 @@ static void what_is_no_message_ends_that_link_alone(void **state)
     run_job_in(&(setting){.hosts = far}, 5, meet_nonsense, NULL);
 }
 
+/* Workers 0 and 1 lose each other, and worker 2, whose links last, hears of it from one of them. */
+static tr_status hear_of_a_loss(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) TRY(send_nonsense(rpc, 1));
+    while (r->number < 2 && call(rpc, 1 - r->number) == TR_OK) continue;
+    TRY(tr_barrier(r->group));
+    tr_status status = tr_rpc_stop(rpc);
+    bool by_0 = status == TR_FORMAT && says("tr_rpc_stop: worker 1 (\"worker1\"") == TR_OK;
+    bool by_1 = status == TR_PEER && says("tr_rpc_stop: worker 0 (\"worker0\"") == TR_OK;
+    if ((by_0 && r->number != 1) || (by_1 && r->number != 0)) return TR_OK;
+    return tr_fail(TR_INTERNAL, "tr_rpc_stop: %s", tr_status_name(status));
+}
+
+static void all_hear_who_was_lost(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1, 2};
+    run_job(3, hear_of_a_loss, NULL);
+    run_job_in(&(setting){.hosts = far}, 3, hear_of_a_loss, NULL);
+}
+
 /* Worker 1's message has a piece in a block that nobody has shown. It may come late, and does not. */
 static tr_status name_no_block(rank *r)
 {
@@ -671,6 +697,7 @@ int main(void)
         cmocka_unit_test(one_who_sends_much_is_read_a_share_at_a_time),
         cmocka_unit_test(a_block_that_does_not_come_is_named),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
+        cmocka_unit_test(all_hear_who_was_lost),
         cmocka_unit_test(nobody_waits_for_the_rest_of_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
