@@ -8,8 +8,8 @@
  * way for as long as the agent's timeout, the log is told whom all wait for; only on a worker that does not answer for as long
  * the asker gives up, and tells all who it was. The others ask the asker now and then, and treat it in the same way.
  *
- * A worker that is gone is not waited for, but unless it had stopped the asker tells all that it was lost: a worker that serves others
- * makes no call that could tell it so, and may hear of the end first.
+ * A worker that is gone is not waited for, but unless it had stopped the asker tells all that it was lost: a worker that
+ * serves others makes no call that could tell it so, and may hear of the end first.
  */
 #include "rpc/agent.h"
 
@@ -278,7 +278,8 @@ static void lead(tr_rpc *rpc)
     pthread_mutex_lock(&rpc->drain_lock);
     conclude(rpc);
     pthread_mutex_unlock(&rpc->drain_lock);
-    tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_END, .status = rpc->end_status}, rpc->end_status == TR_OK ? NULL : rpc->end_text);
+    tr__rpc_frame end = {.type = TR__RPC_END, .status = rpc->end_status};
+    tell_all(rpc, end, rpc->end_status == TR_OK ? NULL : rpc->end_text);
 }
 
 /* Under the lock, which is let go meanwhile: sees that the asker is there, and says so if all wait for it. */

@@ -494,6 +494,34 @@ static void transfers_wait_for_their_peer(void **state)
     tr__recorder_close(b);
 }
 
+/* Threads of one rank wait in several remote calls; what is said of a culprit is the wait for it. */
+static void the_call_that_waits_for_a_culprit_is_named(void **state)
+{
+    (void)state;
+    tr__recorder *r[3];
+    for (int i = 0; i < 3; i++) {
+        r[i] = open_rank("world", i, 3, "native", NULL);
+        tr__recorder_joined(r[i]);
+    }
+    assert_true(tr__recorder_wait(r[0], -1, false, "a value that is made here") != 0);
+    expect("unit", "=> nobody waits");
+    uint64_t first = tr__recorder_wait(r[0], 1, false, "rpc first on \"one\"");
+    int64_t between = tr__now_ns(), began = between + 1;
+    while (tr__now_ns() <= began) continue;
+    assert_true(tr__recorder_wait(r[0], 2, false, "rpc second on \"two\"") != 0);
+    assert_true(tr__recorder_wait(r[0], 2, false, "rpc third on \"two\"") != 0);
+    char words[128];
+    const char *is_awaited = "is what rank 0 waits for: it has not answered rpc";
+    snprintf(words, sizeof words, "rank 1 (pid %d) %s first on \"one\" (", (int)getpid(), is_awaited);
+    expect("unit", words);
+    snprintf(words, sizeof words, "rank 2 (pid %d) %s second on \"two\" (", (int)getpid(), is_awaited);
+    expect("unit", words);
+    expect_stalls(between, tr__now_ns(), "it has not answered rpc second on");
+    tr__recorder_end(r[0], first, TR_OK);
+    expect("unit", words);
+    for (int i = 0; i < 3; i++) tr__recorder_close(r[i]);
+}
+
 /* Over MPI nobody tells whom it waits for, nor that calls differ. */
 static void differences_are_pointed_out(void **state)
 {
@@ -671,6 +699,7 @@ int main(void)
         cmocka_unit_test(who_waits_for_whom),
         cmocka_unit_test(a_stall_is_told_when_it_began_then),
         cmocka_unit_test(transfers_wait_for_their_peer),
+        cmocka_unit_test(the_call_that_waits_for_a_culprit_is_named),
         cmocka_unit_test(differences_are_pointed_out),
         cmocka_unit_test(the_other_group_is_named),
         cmocka_unit_test(a_dead_rank_is_told_from_its_child),
