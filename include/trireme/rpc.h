@@ -354,12 +354,16 @@ typedef struct tr_rpc_options {
  * does meanwhile, and whether it is broken, is nothing to the calls. */
 #define tr_rpc_start(...) tr_rpc_start_with(TR__NAMED_OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
 TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
-/* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that died are not waited
- * for, but it then returns TR_PEER and names the first of them (TR_FORMAT: one that sent a damaged message): it has stopped all
- * the same, and a program that goes on without a lost worker takes this for success. When nothing happens for the agent's
- * timeout, the log function is told whom all wait for (TR_LOG_WARN); when a worker does not answer for as long, it ends with
- * TR_TIMEOUT and names that one. Values of this one that others still refer to then are told to the log function, too; all
- * references end with it. Later calls fail (TR_STATE). */
+/* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that were lost by then are not
+ * waited for, but all others are told of one, whether or not they called it, and return why, with its name:
+ *   TR_PEER     it died, exited without tr_rpc_stop(), or its connection was cut;
+ *   TR_FORMAT   it sent a damaged message, or what is no message;
+ *   TR_TIMEOUT  it did not show in time the shared memory that a message of its named.
+ * It has stopped all the same, and a program that goes on without a lost worker takes this for success. One that drops its agent
+ * without tr_rpc_stop() has stopped, and is not lost. When nothing happens for the agent's timeout, the log function is told whom
+ * all wait for (TR_LOG_WARN); a worker that does not answer for as long is given up, on all: TR_TIMEOUT, with its name. Values of
+ * this one that others still refer to then are told to the log function, too; all references end with it. Later calls fail
+ * (TR_STATE), and so does it when it is called twice, or by a function that runs for another worker. */
 TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);
 TR_API int tr_rpc_rank(const tr_rpc *rpc);
 TR_API int tr_rpc_workers(const tr_rpc *rpc);

@@ -209,11 +209,23 @@ static void print_other_group(const members *m, const tr__record *r)
     }
 }
 
+/* The call in which a rank waits for another one: of several the oldest. Through others: the one that has run longest. */
+static const tr__record_call *call_for(const members *m, const tr__record *waiter, int rank)
+{
+    for (int i = 0; i < waiter->waits_count; i++)
+        if (waiter->waits[i] == rank) return tr__record_running(waiter);
+    for (int i = 0; i < waiter->call_count; i++) {
+        const tr__record_call *c = &waiter->calls[i];
+        if (is_transfer(c) && c->started && !c->ended && awaits(m, c, rank)) return c;
+    }
+    return tr__record_running(waiter);
+}
+
 /* What a culprit does instead of what its first waiter waits for. */
 static void print_reason(const members *m, int rank)
 {
     const tr__record *r = m->ranks[rank], *waiter = m->ranks[m->waiters[rank][0]];
-    const tr__record_call *wanted = tr__record_running(waiter), *running = r ? tr__record_running(r) : NULL;
+    const tr__record_call *wanted = call_for(m, waiter, rank), *running = r ? tr__record_running(r) : NULL;
     char call[TR__CALL_TEXT], other[TR__CALL_TEXT], held[TR__HELD_TEXT];
     if (!wanted || waiter->state == TR__RECORD_JOINING) {
         fprintf(m->out, "it has not joined");
@@ -241,11 +253,11 @@ static void print_reason(const members *m, int rank)
     if (r && !running) print_other_group(m, r);
 }
 
-/* How long a rank that waits has done so. */
-static int64_t wait_of(const members *m, const tr__record *r)
+/* How long a rank has waited in a call; NULL: in none, as it joins. */
+static int64_t wait_of(const members *m, const tr__record *r, const tr__record_call *call)
 {
-    const tr__record_call *running = tr__record_running(r);
-    return m->now - (r->waits_total ? r->waits_since : running ? running->started : m->now);
+    bool told = r->waits_total && call == tr__record_running(r);
+    return m->now - (told ? r->waits_since : call ? call->started : m->now);
 }
 
 /* Longest wait among those that wait for a rank. */
@@ -253,7 +265,8 @@ static int64_t longest_wait(const members *m, int rank)
 {
     int64_t longest = 0;
     for (int i = 0; i < m->waiter_count[rank] && i < TR__RECORD_WAITS; i++) {
-        int64_t wait = wait_of(m, m->ranks[m->waiters[rank][i]]);
+        const tr__record *waiter = m->ranks[m->waiters[rank][i]];
+        int64_t wait = wait_of(m, waiter, call_for(m, waiter, rank));
         if (wait > longest) longest = wait;
     }
     return longest;
@@ -295,7 +308,8 @@ static void print_circle(const members *m)
         const tr__record *r = m->ranks[rank];
         if (!r || waits_of(m, rank, &one, 1) == 0) continue;
         if (count < TR__RECORD_WAITS) ranks[count++] = rank;
-        if (wait_of(m, r) > longest) longest = wait_of(m, r);
+        int64_t wait = wait_of(m, r, tr__record_running(r));
+        if (wait > longest) longest = wait;
         total++;
     }
     if (!is_wanted(m, longest)) return;

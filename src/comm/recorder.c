@@ -293,11 +293,19 @@ void tr__recorder_is_rpc(tr__recorder *r)
     if (r) PUT(r->header->rpc, 1);
 }
 
+size_t tr__recorder_fit(const char *text, size_t most)
+{
+    size_t length = strnlen(text, most + 1);
+    if (length <= most) return length;
+    for (length = most; length && ((unsigned char)text[length] & 0xc0) == 0x80;) length--;
+    return length;
+}
+
 uint64_t tr__recorder_wait(tr__recorder *r, int rank, bool through_others, const char *text)
 {
     if (!r) return 0;
     char end[TR__RECORD_FILE]; /* a place keeps the end of a text, a call its beginning */
-    snprintf(end, sizeof end, "%s", text);
+    snprintf(end, sizeof end, "%.*s", (int)tr__recorder_fit(text, sizeof end - 1), text);
     tr_collective c = {.kind = (tr_collective_kind)TR__REMOTE_WAIT, .peer = rank, .tag = through_others, .file = end};
     return write_entry(r, &c, 0, true);
 }

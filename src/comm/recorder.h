@@ -109,6 +109,8 @@ void tr__recorder_is_rpc(tr__recorder *r);
  * way until tr__recorder_end(). rank: that one, or -1. through_others: it needs others, too, so a rank that is stopped is
  * what it waits for. */
 uint64_t tr__recorder_wait(tr__recorder *r, int rank, bool through_others, const char *text);
+/* The bytes of a text, at most so many, that end no UTF-8 character in its middle. */
+size_t tr__recorder_fit(const char *text, size_t most);
 
 /* A peer that does not receive what it was sent: so many bytes lie there unasked, the first of this tag (-1: not known). */
 typedef struct tr__held {

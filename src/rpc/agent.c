@@ -164,7 +164,7 @@ bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
 }
 
 /* The blocks of one that has died, or dropped its agent, are to stay until its last words were read: end_link(). If this agent
- * has ended by then, its group lets go of them. */
+ * has ended by then, so has the group's use of them: tr__endpoint_detach() sets its count to 0. */
 static void rank_gone(void *user, int rank, bool left, bool near)
 {
     tr_rpc *rpc = user;
@@ -217,8 +217,7 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
     if ((ending == TR__RPC_DIED || ending == TR__RPC_LEFT) && link->local) tr__raw_idle(rpc->group);
     say_why(rpc, link, ending);
     link->why = tr__error_take();
-    link->lost = ending != TR__RPC_LEFT && !tr__drain_ended(rpc);
-    atomic_store(&link->gone, true);
+    tr__drain_gone(rpc, link, ending == TR__RPC_LEFT);
     if (ending >= TR__RPC_DAMAGED && link->stream) tr__link_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
@@ -258,6 +257,7 @@ static void close_agent(tr_rpc *rpc, bool politely)
     pthread_mutex_lock(&rpc->reading);
     rpc->deaf = true;
     pthread_mutex_unlock(&rpc->reading);
+    tr__rpc_end_records(rpc);
     if (rpc->group) {
         tr_status left = tr_leave(rpc->group);
         (void)left; /* its monitors are gone in any case */
@@ -342,16 +342,6 @@ void tr__rpc_let_go(tr_rpc *rpc)
     if (tr__thread_start(&thread, drop, rpc) == 0) pthread_detach(thread);
 }
 
-/* A worker that serves others makes no call that could tell it that one of them is lost. */
-static tr_status check_lost(const tr_rpc *rpc)
-{
-    for (int i = 0; i < rpc->world; i++) {
-        tr__rpc_link *link = &rpc->links[i];
-        if (atomic_load(&link->gone) && link->lost) return tr__fail_context(tr__fail_stored(link->why), "tr_rpc_stop");
-    }
-    return TR_OK;
-}
-
 tr_status tr_rpc_stop(tr_rpc *rpc)
 {
     TR__TRY(tr__rpc_check(rpc));
@@ -361,7 +351,6 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
     uint64_t wait = tr__rpc_record_sleep(rpc, -1, "tr_rpc_stop()");
     tr_status status = tr__drain(rpc);
     tr__rpc_record_end(rpc, wait);
-    if (status == TR_OK) status = check_lost(rpc);
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     tr__refs_report(rpc);
     close_agent(rpc, true);
@@ -522,14 +511,14 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     rpc->world = tr_world_size(o->group);
     rpc->local_rank = tr_local_rank(o->group);
     rpc->threads_most = TR__OR(o, threads, TR__RPC_THREADS);
-    rpc->timeout_ms = TR__OR(o, timeout_ms, TR__RPC_TIMEOUT_MS);
+    atomic_store(&rpc->timeout_ms, TR__OR(o, timeout_ms, TR__RPC_TIMEOUT_MS));
     rpc->queue_bytes = (uint64_t)TR__OR(o, queue_mb, TR__RPC_QUEUE_MB) << 20;
     TR__TRY(make_parts(rpc));
     TR_SCOPE;
     tr_group *group = tr__group_twin(o->group);
     TR__TRY(tr_status_of(group));
     rpc->group = tr__ref(group);
-    rpc->recorder = tr__raw_recorder(group);
+    atomic_store(&rpc->recorder, tr__raw_recorder(group));
     return connect_or_refuse(rpc, o);
 }
 

@@ -53,7 +53,7 @@ struct tr_future {
     tr_rpc *rpc;             /* a reference, unless it is loose; NULL: of a call that never began */
     bool loose;              /* the agent's own */
     /* Set before others know of it. */
-    uint64_t id;
+    uint64_t id;             /* of a call; 0: what is waited for is made here */
     int worker;
     int timeout_ms;
     int64_t deadline;
@@ -124,7 +124,7 @@ typedef struct tr__rpc_link {
     tr__error *missed;  /* with TR__RPC_MISSED, set before: why memory that it has shown cannot be mapped here */
     atomic_int found;   /* its messages that have been read and are not dealt with yet */
     atomic_bool gone;   /* no message comes or goes any more */
-    bool lost;          /* then: before all workers had stopped; and */
+    bool lost;          /* then: before the end was known (under agent->drain_lock, as it becomes gone); and */
     tr__error *why;     /* both set before */
     /* Under agent->calls_lock: what is under way to it. */
     uint64_t charged;
@@ -162,9 +162,11 @@ struct tr_rpc {
     tr__object object;
     tr_group *group; /* a twin of the program's (comm/raw.h) */
     tr__raw_events raw_events;
-    tr__recorder *recorder; /* the twin's: what threads here wait for; NULL: it has none */
+    tr__recorder *_Atomic recorder; /* the twin's: what threads here wait for; NULL: it has none, or the agent has ended */
+    atomic_int recording;   /* threads that use it */
     int rank, world, local_rank;
-    int threads_most, timeout_ms;
+    int threads_most;
+    atomic_int timeout_ms; /* tests change it */
     uint64_t queue_bytes;
     tr__rpc_link *links; /* [world] */
     bool crowded;
@@ -225,7 +227,8 @@ struct tr_rpc {
         int64_t heard;
     } *answers;                   /* [world] */
     int64_t moved;                /* when something happened last */
-    char gave_up[512];            /* on whom; empty: on nobody */
+    tr_status end_status;         /* what tr_rpc_stop() returns: TR_OK, TR_TIMEOUT when somebody was given up, or why a */
+    char end_text[512];           /* worker was lost; and its message */
 };
 
 /* ---- agent.c ----------------------------------------------------------------------------------------------------- */
@@ -251,6 +254,8 @@ void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
 /* "rpc head on \"back\"", "distributed step on \"back\"": notes in the flight record that the thread is about to sleep until it is
  * done. */
 uint64_t tr__rpc_record_wait(const tr_future *f);
+/* From here on nobody uses the group's recorder. */
+void tr__rpc_end_records(tr_rpc *rpc);
 /* All calls to a worker end with this failure. */
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 /* Those whose time is up; returns when the next one is. */
@@ -414,8 +419,11 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value);
 /* ---- drain.c ----------------------------------------------------------------------------------------------------- */
 
 void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
-/* Waits until all are done; or until one has not answered for the agent's timeout: then it fails and says which. */
+/* Waits until all are done; or until one has not answered for the agent's timeout: then it fails and says which. It fails as well,
+ * in the end, when a worker was lost. */
 tr_status tr__drain(tr_rpc *rpc);
+/* A link is gone, whose ->why is set; `left`: its worker has stopped. */
+void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left);
 bool tr__drain_ended(tr_rpc *rpc);
 void tr__drain_moved(tr_rpc *rpc);
 void tr__drain_wake(tr_rpc *rpc);

@@ -5,11 +5,12 @@
 #include "base/log.h"
 #include "base/thread.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Calls under way --------------------------------------------------------------------------------------------- */
+/* ---- How they are called ----------------------------------------------------------------------------------------- */
 
 enum { CALL_TEXT = TR__RPC_NAME_MAX + TR__RPC_WORKER_NAME + 16 };
 
@@ -30,23 +31,51 @@ static const char *call_text_to_named(const tr_rpc *rpc, const char *function, i
     return text;
 }
 
+/* ---- The flight record ------------------------------------------------------------------------------------------- */
+
+/* The recorder goes with the group, and threads of the program's may begin or end a wait then: who uses it is counted. */
+static uint64_t write_record(tr_rpc *rpc, int worker, bool through_others, const char *what)
+{
+    atomic_fetch_add(&rpc->recording, 1);
+    uint64_t number = tr__recorder_wait(atomic_load(&rpc->recorder), worker, through_others, what);
+    atomic_fetch_sub(&rpc->recording, 1);
+    return number;
+}
+
+/* A long name of a function is cut, so that the worker's is still there. */
 uint64_t tr__rpc_record_wait(const tr_future *f)
 {
-    char text[CALL_TEXT];
+    enum { LEAST = 16 };
+    if (!f->id) return write_record(f->rpc, -1, false, "a value that is made here"); /* no call */
+    char on[TR__RPC_WORKER_NAME + 8], text[CALL_TEXT];
     bool module = f->function[0] == '.';
-    snprintf(text, sizeof text, "%s%s on \"%s\"", module ? "" : "rpc ", f->function + module, f->rpc->links[f->worker].name);
-    return tr__recorder_wait(f->rpc->recorder, f->worker, false, text);
+    const char *begin = module ? "" : "rpc ";
+    int rest = snprintf(on, sizeof on, " on \"%s\"", f->rpc->links[f->worker].name) + (int)strlen(begin);
+    int room = TR__RECORD_FILE - 1 - rest;
+    size_t length = tr__recorder_fit(f->function + module, (size_t)(room > LEAST ? room : LEAST));
+    snprintf(text, sizeof text, "%s%.*s%s", begin, (int)length, f->function + module, on);
+    return write_record(f->rpc, f->worker, false, text);
 }
 
 uint64_t tr__rpc_record_sleep(tr_rpc *rpc, int worker, const char *what)
 {
-    return tr__recorder_wait(rpc->recorder, worker, true, what);
+    return write_record(rpc, worker, true, what);
 }
 
 void tr__rpc_record_end(tr_rpc *rpc, uint64_t record)
 {
-    tr__recorder_end(rpc->recorder, record, TR_OK);
+    atomic_fetch_add(&rpc->recording, 1);
+    tr__recorder_end(atomic_load(&rpc->recorder), record, TR_OK);
+    atomic_fetch_sub(&rpc->recording, 1);
 }
+
+void tr__rpc_end_records(tr_rpc *rpc)
+{
+    atomic_store(&rpc->recorder, NULL);
+    while (atomic_load(&rpc->recording) > 0) sched_yield(); /* they write some words, and do not wait */
+}
+
+/* ---- Calls under way --------------------------------------------------------------------------------------------- */
 
 static tr_future **bucket_of(tr_rpc *rpc, uint64_t id)
 {

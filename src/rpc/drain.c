@@ -7,6 +7,9 @@
  * That may take long, as others compute, and a worker that only serves waits for all of it. When nobody has had a call under
  * way for as long as the agent's timeout, the log is told whom all wait for; only on a worker that does not answer for as long
  * the asker gives up, and tells all who it was. The others ask the asker now and then, and treat it in the same way.
+ *
+ * A worker that is gone is not waited for, but unless it had stopped the asker tells all that it was lost: a worker that
+ * serves others makes no call that could tell it so, and may hear of the end first.
  */
 #include "rpc/agent.h"
 
@@ -17,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { TEXT = sizeof((tr_rpc){0}.end_text) };
 enum { PAUSE_FIRST_US = 200, PAUSE_MOST_US = 10000, LOOK_MS = 100, ASK_MS = 1000 };
 /* What an answer says, in the frame's status. */
 enum { DONE = 1, STOPPED = 2, CALLS = 4 }; /* it has stopped and is idle; has stopped; has calls under way */
@@ -36,6 +40,14 @@ void tr__drain_wake(tr_rpc *rpc)
     pthread_mutex_lock(&rpc->drain_lock);
     rpc->moved = tr__now_ns();
     if (rpc->stopping) pthread_cond_broadcast(&rpc->drain_changed);
+    pthread_mutex_unlock(&rpc->drain_lock);
+}
+
+void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left)
+{
+    pthread_mutex_lock(&rpc->drain_lock);
+    link->lost = !left && !rpc->ended;
+    atomic_store(&link->gone, true);
     pthread_mutex_unlock(&rpc->drain_lock);
 }
 
@@ -95,15 +107,37 @@ static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
     pthread_mutex_unlock(&rpc->drain_lock);
 }
 
+/* Under the lock: the first failure counts. */
+static void set_end(tr_rpc *rpc, tr_status status, const char *text)
+{
+    if (rpc->end_status != TR_OK) return;
+    rpc->end_status = status;
+    snprintf(rpc->end_text, sizeof rpc->end_text, "%s", text);
+}
+
+/* Under the lock: it is over, and whoever is lost from now on is no loss. */
+static void conclude(tr_rpc *rpc)
+{
+    char text[TEXT];
+    rpc->ended = true;
+    for (int i = 0; i < rpc->world && rpc->end_status == TR_OK; i++) {
+        const tr__rpc_link *link = &rpc->links[i];
+        if (!atomic_load(&link->gone) || !link->lost) continue;
+        snprintf(text, sizeof text, "tr_rpc_stop: %s", link->why->message);
+        set_end(rpc, link->why->status, text);
+    }
+}
+
 /* Nobody waits here before it has stopped itself; the others may give up on it before. */
 static void hear_end(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
     tr__rpc_reader r = {.at = m->body, .end = m->body + m->frame.body};
-    const char *text = m->frame.status ? tr__rpc_read_text(&r) : NULL;
+    tr_status status = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL ? m->frame.status : TR_OK;
+    const char *text = status == TR_OK ? NULL : tr__rpc_read_text(&r);
     pthread_mutex_lock(&rpc->drain_lock);
     if (rpc->stopping && !rpc->ended) {
-        if (text) snprintf(rpc->gave_up, sizeof rpc->gave_up, "%s", text);
-        rpc->ended = true;
+        if (text) set_end(rpc, status, text);
+        conclude(rpc);
         pthread_cond_broadcast(&rpc->drain_changed);
     }
     pthread_mutex_unlock(&rpc->drain_lock);
@@ -124,8 +158,6 @@ static bool is_overdue(const tr_rpc *rpc, int64_t since)
     return tr__now_ns() - since > (int64_t)rpc->timeout_ms * 1000000;
 }
 
-enum { TEXT = sizeof((tr_rpc){0}.gave_up) };
-
 /* Adds a worker to a text, which begins with the format's text of the timeout. */
 static void name(const tr_rpc *rpc, char text[TEXT], const char *opening, int worker, const char *of)
 {
@@ -140,7 +172,8 @@ static void name(const tr_rpc *rpc, char text[TEXT], const char *opening, int wo
 /* Under the lock. */
 static void give_up(tr_rpc *rpc, int worker)
 {
-    name(rpc, rpc->gave_up, "given up after", worker, "does not answer");
+    rpc->end_status = TR_TIMEOUT;
+    name(rpc, rpc->end_text, "given up after", worker, "does not answer");
 }
 
 /* Under the lock: is it time to say whom we wait for? */
@@ -224,7 +257,7 @@ static int lowest(tr_rpc *rpc)
 static bool has_given_up(tr_rpc *rpc)
 {
     pthread_mutex_lock(&rpc->drain_lock);
-    bool gave_up = rpc->gave_up[0];
+    bool gave_up = rpc->end_status != TR_OK;
     pthread_mutex_unlock(&rpc->drain_lock);
     return gave_up;
 }
@@ -243,10 +276,10 @@ static void lead(tr_rpc *rpc)
         pthread_mutex_unlock(&rpc->drain_lock);
     }
     pthread_mutex_lock(&rpc->drain_lock);
-    rpc->ended = true;
-    bool gave_up = rpc->gave_up[0];
+    conclude(rpc);
     pthread_mutex_unlock(&rpc->drain_lock);
-    tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_END, .status = gave_up ? TR_TIMEOUT : TR_OK}, gave_up ? rpc->gave_up : NULL);
+    tr__rpc_frame end = {.type = TR__RPC_END, .status = rpc->end_status};
+    tell_all(rpc, end, rpc->end_status == TR_OK ? NULL : rpc->end_text);
 }
 
 /* Under the lock, which is let go meanwhile: sees that the asker is there, and says so if all wait for it. */
@@ -294,5 +327,5 @@ tr_status tr__drain(tr_rpc *rpc)
     rpc->moved = tr__now_ns();
     pthread_mutex_unlock(&rpc->drain_lock);
     if (!follow(rpc)) lead(rpc);
-    return rpc->gave_up[0] ? tr__fail(TR_TIMEOUT, "%s", rpc->gave_up) : TR_OK;
+    return rpc->end_status == TR_OK ? TR_OK : tr__fail(rpc->end_status, "%s", rpc->end_text);
 }

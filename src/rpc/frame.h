@@ -36,7 +36,7 @@ typedef enum tr__rpc_message_type {
     TR__RPC_REFER,       /* body: a message of the references (rref_state.h) */
     TR__RPC_ASK,         /* are you done? id: the question */
     TR__RPC_ANSWER,      /* status: what is under way here (drain.c); body: how many calls there were */
-    TR__RPC_END,         /* all are done; or, with a status and a text, are not waited for */
+    TR__RPC_END,         /* all are done, or not waited for any more; of a status that is not TR_OK a text says who was lost */
     TR__RPC_TYPES
 } tr__rpc_message_type;
 

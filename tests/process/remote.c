@@ -1,6 +1,7 @@
 /*
  * remote UNTIL [gone]: rank 0, "front", trains a layer of its own and one on rank 1, "back", with distributed backward and step, until
- * the file UNTIL is there; with "gone" it then exits without tr_rpc_stop(), as if it were done. Each rank says its process id.
+ * the file UNTIL is there; with "gone" it then exits without tr_rpc_stop(), as if it were done. Each rank says its process id, and
+ * rank 0 when it has made its first step.
  */
 #include <trireme/trireme.h>
 
@@ -11,6 +12,12 @@
 
 static void *head(void) { return tr_linear(8, 2, .seed = 2); }
 TR_RPC(head, RETURNS(OBJECT));
+
+static void say(const char *line)
+{
+    puts(line);
+    fflush(stdout);
+}
 
 static tr_status step(tr_rpc *rpc, tr_module *net, tr_dist_optimizer *optimizer, uint64_t number)
 {
@@ -29,7 +36,10 @@ static void train(tr_rpc *rpc, const char *until)
     int n = tr_dist_parameters(rpc, net, parameters, 8);
     tr_dist_optimizer *optimizer = tr_dist_optimizer_new(rpc, parameters, n, TR_DIST_ADAM(.lr = 1e-3));
     TR_CHECK(tr_status_of(optimizer));
-    for (uint64_t number = 0; access(until, F_OK) != 0; number++) TR_CHECK(step(rpc, net, optimizer, number));
+    for (uint64_t number = 0; access(until, F_OK) != 0; number++) {
+        TR_CHECK(step(rpc, net, optimizer, number));
+        if (number == 0) say("rank 0 trains");
+    }
 }
 
 int main(int argc, char **argv)
@@ -41,8 +51,9 @@ int main(int argc, char **argv)
     TR_CHECK(tr_dist_start(rpc));
     TR_CHECK(tr_rpc_register(rpc, &head_rpc));
     TR_CHECK(tr_barrier(world));
-    printf("rank %d is %d\n", rank, (int)getpid());
-    fflush(stdout);
+    char line[64];
+    snprintf(line, sizeof line, "rank %d is %d", rank, (int)getpid());
+    say(line);
     if (rank == 0) train(rpc, argv[1]);
     if (rank == 0 && argc > 2 && strcmp(argv[2], "gone") == 0) _exit(0);
     TR_CHECK(tr_rpc_stop(rpc));

@@ -45,6 +45,7 @@ end
 rm over
 start -n 2 --job "remote-$$" "$BUILD/process/remote" "$work/over"
 wait_for 2 'rank . is'
+wait_for 1 'rank 0 trains'
 pid=$(number 'rank 1 is')
 kill -STOP "$pid"
 wait_until says '^trireme run: '

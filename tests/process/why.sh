@@ -41,8 +41,8 @@ end
 rm "$work/over"
 start -n 2 --job "remote-$$" "$BUILD/process/remote" "$work/over"
 wait_for 2 'rank . is'
+wait_for 1 'rank 0 trains'
 pid=$(number 'rank 1 is')
-sleep 0.3
 kill -STOP "$pid"
 sleep 0.5
 why "remote-$$" || fail "exit code $? for a job of remote calls"

@@ -131,6 +131,27 @@ static void long_paths_keep_their_end(void **state)
     tr__recorder_close(r);
 }
 
+/* ä is two bytes, and the 55 that there is room for end in one's middle. */
+static void long_waits_keep_their_beginning(void **state)
+{
+    (void)state;
+    tr__recorder *r = open_rank("world", 0, 2, "native", NULL);
+    char text[2 * TR__RECORD_FILE + 1] = "", kept[TR__RECORD_FILE] = "";
+    for (int i = 0; i < TR__RECORD_FILE; i++) strcat(text, "ä");
+    snprintf(kept, sizeof kept - 1, "%s", text);
+    assert_true(tr__recorder_wait(r, 1, false, text) != 0);
+    tr__records records;
+    read_own(&records, 1);
+    assert_string_equal(records.list[0].calls[0].signature.file, kept);
+    tr__records_free(&records);
+    assert_int_equal(tr__recorder_fit("äö", 0), 0);
+    assert_int_equal(tr__recorder_fit("äö", 1), 0);
+    assert_int_equal(tr__recorder_fit("äö", 3), 2);
+    assert_int_equal(tr__recorder_fit("äö", 4), 4);
+    assert_int_equal(tr__recorder_fit("äö", 9), 4);
+    tr__recorder_close(r);
+}
+
 static void nothing_is_asked_of_no_recorder(void **state)
 {
     (void)state;
@@ -473,6 +494,34 @@ static void transfers_wait_for_their_peer(void **state)
     tr__recorder_close(b);
 }
 
+/* Threads of one rank wait in several remote calls; what is said of a culprit is the wait for it. */
+static void the_call_that_waits_for_a_culprit_is_named(void **state)
+{
+    (void)state;
+    tr__recorder *r[3];
+    for (int i = 0; i < 3; i++) {
+        r[i] = open_rank("world", i, 3, "native", NULL);
+        tr__recorder_joined(r[i]);
+    }
+    assert_true(tr__recorder_wait(r[0], -1, false, "a value that is made here") != 0);
+    expect("unit", "=> nobody waits");
+    uint64_t first = tr__recorder_wait(r[0], 1, false, "rpc first on \"one\"");
+    int64_t between = tr__now_ns(), began = between + 1;
+    while (tr__now_ns() <= began) continue;
+    assert_true(tr__recorder_wait(r[0], 2, false, "rpc second on \"two\"") != 0);
+    assert_true(tr__recorder_wait(r[0], 2, false, "rpc third on \"two\"") != 0);
+    char words[128];
+    const char *is_awaited = "is what rank 0 waits for: it has not answered rpc";
+    snprintf(words, sizeof words, "rank 1 (pid %d) %s first on \"one\" (", (int)getpid(), is_awaited);
+    expect("unit", words);
+    snprintf(words, sizeof words, "rank 2 (pid %d) %s second on \"two\" (", (int)getpid(), is_awaited);
+    expect("unit", words);
+    expect_stalls(between, tr__now_ns(), "it has not answered rpc second on");
+    tr__recorder_end(r[0], first, TR_OK);
+    expect("unit", words);
+    for (int i = 0; i < 3; i++) tr__recorder_close(r[i]);
+}
+
 /* Over MPI nobody tells whom it waits for, nor that calls differ. */
 static void differences_are_pointed_out(void **state)
 {
@@ -641,6 +690,7 @@ int main(void)
         cmocka_unit_test(the_latest_calls_are_kept),
         cmocka_unit_test(calls_under_way_are_not_overwritten),
         cmocka_unit_test(long_paths_keep_their_end),
+        cmocka_unit_test(long_waits_keep_their_beginning),
         cmocka_unit_test(nothing_is_asked_of_no_recorder),
         cmocka_unit_test(readers_skip_torn_entries),
         cmocka_unit_test(what_is_no_record_is_left_out),
@@ -649,6 +699,7 @@ int main(void)
         cmocka_unit_test(who_waits_for_whom),
         cmocka_unit_test(a_stall_is_told_when_it_began_then),
         cmocka_unit_test(transfers_wait_for_their_peer),
+        cmocka_unit_test(the_call_that_waits_for_a_culprit_is_named),
         cmocka_unit_test(differences_are_pointed_out),
         cmocka_unit_test(the_other_group_is_named),
         cmocka_unit_test(a_dead_rank_is_told_from_its_child),

@@ -3,6 +3,7 @@
 #include "processes.h"
 
 #include "base/clock.h"
+#include "comm/record.h"
 #include "rpc/agent.h"
 
 #include <trireme/ops.h>
@@ -305,6 +306,73 @@ static void who_works_is_waited_for(void **state)
     run_job(3, stop_while_another_works, NULL);
 }
 
+/* ---- The flight record ---------------------------------------------------------------------------------------------- */
+
+/* A wait of this process's agent, over or not, with this text. */
+static tr_status find_wait(const char *text, int for_whom)
+{
+    tr__records all;
+    bool found = false;
+    TRY(tr__records_read(getpid(), &all));
+    for (int i = 0; i < all.count; i++)
+        for (int k = 0; k < all.list[i].call_count; k++) {
+            const tr__signature *s = &all.list[i].calls[k].signature;
+            found |= all.list[i].rpc && strcmp(s->file, text) == 0 && s->peer == for_whom;
+        }
+    tr__records_free(&all);
+    return found ? TR_OK : tr_fail(TR_INTERNAL, "no wait '%s' for %d is recorded", text, for_whom);
+}
+
+#define LONG_NAME "dozes_for_a_while_whose_length_in_ms_is_given"
+
+/* Whom it waits for is known of a call, and of a value that is made here nobody. */
+static tr_status wait_for_values(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    tr_rpc_function long_named = doze_rpc;
+    long_named.name = LONG_NAME;
+    TRY(tr_status_of(rpc));
+    TRY(tr_rpc_register(rpc, &long_named));
+    TRY(tr_barrier(r->group));
+    if (r->number) {
+        tr_value value;
+        TRY(tr_rref_local(tr_remote(rpc, "worker1", "doze", 300), &value));
+        TRY(find_wait("a value that is made here", -1));
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", "doze", 300)));
+        TRY(find_wait("rpc doze on \"worker0\"", 0));
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", LONG_NAME, 300)));
+        TRY(find_wait("rpc dozes_for_a_while_whose_length_in_ms_i on \"worker0\"", 0));
+    }
+    return tr_rpc_stop(rpc);
+}
+
+static void waits_are_recorded(void **state)
+{
+    (void)state;
+    run_job(2, wait_for_values, NULL);
+}
+
+/* A thread of the program's may wake after the agent has ended, and the record with it. */
+static tr_status wake_late(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    uint64_t wait = tr__rpc_record_sleep(rpc, 1 - r->number, "something");
+    CHECK(wait > 0);
+    TRY(tr_rpc_stop(rpc));
+    tr__rpc_record_end(rpc, wait);
+    CHECK(tr__rpc_record_sleep(rpc, 1 - r->number, "something") == 0);
+    return TR_OK;
+}
+
+static void the_record_ends_before_a_wait(void **state)
+{
+    (void)state;
+    run_job(2, wake_late, NULL);
+}
+
 /* ---- Not stopping --------------------------------------------------------------------------------------------------- */
 
 static int count_threads(void)
@@ -386,7 +454,8 @@ static tr_status read_what_was_left(rank *r)
     while (!atomic_load(&rpc->links[1].gone)) usleep(1000);
     CHECK(call(rpc, 1) == TR_PEER);
     TRY(says("has stopped"));
-    return tr_barrier(r->group);
+    TRY(tr_barrier(r->group));
+    return tr_rpc_stop(rpc); /* it left, and is no loss */
 }
 
 static void answers_are_read_whose_worker_has_dropped_its_agent(void **state)
@@ -504,6 +573,31 @@ static void what_is_no_message_ends_that_link_alone(void **state)
     run_job_in(&(setting){.hosts = far}, 5, meet_nonsense, NULL);
 }
 
+/* Workers 0 and 1 lose each other, and worker 2, whose links last, hears of it from one of them. */
+static tr_status hear_of_a_loss(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) TRY(send_nonsense(rpc, 1));
+    while (r->number < 2 && call(rpc, 1 - r->number) == TR_OK) continue;
+    TRY(tr_barrier(r->group));
+    tr_status status = tr_rpc_stop(rpc);
+    bool by_0 = status == TR_FORMAT && says("tr_rpc_stop: worker 1 (\"worker1\"") == TR_OK;
+    bool by_1 = status == TR_PEER && says("tr_rpc_stop: worker 0 (\"worker0\"") == TR_OK;
+    if ((by_0 && r->number != 1) || (by_1 && r->number != 0)) return TR_OK;
+    return tr_fail(TR_INTERNAL, "tr_rpc_stop: %s", tr_status_name(status));
+}
+
+static void all_hear_who_was_lost(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1, 2};
+    run_job(3, hear_of_a_loss, NULL);
+    run_job_in(&(setting){.hosts = far}, 3, hear_of_a_loss, NULL);
+}
+
 /* Worker 1's message has a piece in a block that nobody has shown. It may come late, and does not. */
 static tr_status name_no_block(rank *r)
 {
@@ -596,11 +690,14 @@ int main(void)
         cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
+        cmocka_unit_test(waits_are_recorded),
+        cmocka_unit_test(the_record_ends_before_a_wait),
         cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),
         cmocka_unit_test(answers_are_read_whose_worker_has_dropped_its_agent),
         cmocka_unit_test(one_who_sends_much_is_read_a_share_at_a_time),
         cmocka_unit_test(a_block_that_does_not_come_is_named),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
+        cmocka_unit_test(all_hear_who_was_lost),
         cmocka_unit_test(nobody_waits_for_the_rest_of_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
