@@ -169,7 +169,7 @@ static int64_t count(const tr_tensor *x)
 }
 TR_RPC(count, TENSOR, RETURNS(I64));
 
-/* Rank 1 cannot map the block that an argument comes in. It blames itself, and at once; rank 0 loses it. */
+/* Rank 1 cannot map the block that an argument comes in. It names itself, and at once; rank 0 loses it. */
 static tr_status cannot_take_a_block(rank *r)
 {
     TR_SCOPE;
