@@ -17,6 +17,7 @@
 #include <trireme/dist.h>
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* Tensors of one record of what was sent: its gradients fit in one message. */
 enum { TR__DIST_TENSORS = TR_VALUES_MAX - 1 };
@@ -91,8 +92,8 @@ typedef struct tr__dist_sent {
     int to, n;
     bool unsent;    /* it never left: no gradient will come */
     bool answered;  /* a reply, or one came back for it with tensors that have gradients */
-    int64_t pass;   /* the latest backward that it takes part in, */
-    bool arrived;   /* and has its gradient arrived in that? */
+    _Atomic int64_t pass; /* the latest backward that it takes part in, */
+    atomic_bool arrived;  /* and has its gradient arrived in that? Who waits for the backward looks, too */
     tr__dist_place places[TR__DIST_TENSORS];
 } tr__dist_sent;
 

@@ -46,11 +46,11 @@ grep -q '^</svg>' whole/loss.svg || fail "the chart is not whole"
 grep -q 'validation loss' out || fail "no chart in the output"
 
 # More checkpoints are kept when asked to, also by a resumed run, which is not asked again; and the best one: at a rate that
-# ruins the model that is an early one.
+# rises until it ruins the model that is an early one.
 train --steps 20 --save-every 5 --eval-every 10 --out kept --keep 3 --stop-at 15
 train --resume --out kept --ranks 2
 [ "$(ls kept | tr '\n' ' ')" = "checkpoint-10 checkpoint-15 checkpoint-20 loss.svg metrics.csv " ] || fail "wrong files: $(ls kept)"
-train --steps 24 --save-every 4 --eval-every 4 --out best --keep 1 --keep-best --stop-at 12 --lr 3 --min-lr 3 --warmup 8
+train --steps 24 --save-every 4 --eval-every 4 --out best --keep 1 --keep-best --stop-at 12 --lr 3 --min-lr 3 --warmup 24
 train --resume --out best --ranks 2
 best=$(awk -F , 'NR > 1 && $5 != "" && (least == "" || $5 < least) { least = $5; step = $1 } END { print step }' best/metrics.csv)
 [ "$best" -lt 24 ] || fail "the last step is the best: $(cat best/metrics.csv)"
