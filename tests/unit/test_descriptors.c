@@ -8,6 +8,7 @@
 #include "comm/group.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
+#include "entries.h"
 #include "processes.h"
 #include "rpc/agent.h"
 
@@ -132,6 +133,40 @@ static void what_could_not_be_shown_is_shown_again(void **state)
     run_job_in(&(setting){.transport = "shm"}, 2, cannot_show, NULL);
 }
 
+/* There is a descriptor for a group's memory, and none to show it to all others. Who could have been shown it maps nothing. */
+static tr_status cannot_split(rank *r)
+{
+    const int *left = r->arg;
+    int mappings = count_mappings(), ms = 0;
+    TRY(tr_barrier(r->group)); /* all have counted */
+    tr_group *made = tr_group_split(r->group, r->number == 0 ? -1 : 0, 0);
+    TRY(tr_status_of(made));
+    if (made) TRY(tr_leave(made));
+    /* What the others show for groups has come before rank 0 has no descriptor to take it with. */
+    while (r->number == 0 && count_mappings() < mappings + 2 && ms++ < PATIENCE_MS) usleep(1000);
+    for (int turn = 0; turn < 3; turn++) {
+        TRY(tr_barrier(r->group));
+        if (r->number == 0) TRY(leave_descriptors(*left));
+        made = tr_group_split(r->group, 0, 0);
+        TRY(leave_descriptors(-1));
+        CHECK(tr_status_of(made) == (r->number == 0 ? TR_IO : TR_PEER));
+    }
+    made = tr_group_split(r->group, 0, 0);
+    float x = 1;
+    TRY(tr_status_of(made));
+    TRY(tr_all_reduce(made, &x, 1));
+    CHECK(x == 3);
+    CHECK(count_mappings() == mappings + 4); /* what each rank has shown now, after all else, and the flight record */
+    TRY(tr_leave(made));
+    return tr_leave(r->group);
+}
+
+static void a_group_whose_memory_could_not_be_shown_is_made_anew(void **state)
+{
+    (void)state;
+    for (int left = 1; left <= 2; left++) run_job_in(&(setting){.transport = "shm"}, 3, cannot_split, &left);
+}
+
 static int64_t count(const tr_tensor *x)
 {
     return tr_numel(x);
@@ -242,6 +277,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_cannot_take_a_descriptor_names_itself),
         cmocka_unit_test(what_could_not_be_shown_is_shown_again),
+        cmocka_unit_test(a_group_whose_memory_could_not_be_shown_is_made_anew),
         cmocka_unit_test(a_worker_that_cannot_map_a_block_says_so),
         cmocka_unit_test(a_message_that_the_kernel_has_no_room_for_goes_later),
         cmocka_unit_test(a_rank_that_can_accept_nobody_says_so),
