@@ -163,7 +163,7 @@ static void put_options(tr__train *t)
          TR__FLAG(&t->bf16_state)},
         {"recompute", 0, NULL, "compute the activations inside blocks again in backward, rather than keep them",
          TR__FLAG(&t->recompute)},
-        {"step-in-backward", 0, NULL, "update each parameter as its gradient is final, or averaged, or fail: on the CPU that is done anyway where it can be",
+        {"step-in-backward", 0, NULL, "fail unless each parameter can be updated as its gradient is final",
          TR__FLAG(&t->step_in_backward)},
         {"clip", 0, "X", "the most that the gradients' norm may be; 0: any", TR__NUMBER(&t->clip, 0, any)},
         {"seed", 0, "N", "for all that is random", TR__INTEGER(&t->seed, 0, many)},

@@ -13,6 +13,15 @@ typedef struct tr__comparison {
 
 tr_status tr__compare(tr_op_call *call, const tr__comparison *loops);
 
+/* X(name, operator) */
+#define TR__COMPARISON_MAP(X) \
+    X(equal, ==)              \
+    X(not_equal, !=)          \
+    X(less, <)                \
+    X(less_equal, <=)         \
+    X(greater, >)             \
+    X(greater_equal, >=)
+
 /* name_loops, which compilers turn into vectors as wide as those of the machine that the including file is compiled for. */
 #define TR__COMPARISON(name, operator)                                                      \
     TR__COMPARISON_LOOP(name##_f32, float, operator)                                        \

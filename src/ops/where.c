@@ -73,12 +73,7 @@ tr_status tr__compare(tr_op_call *call, const tr__comparison *c)
     {                                                                                            \
         return tr__compare(call, &name##_loops);                                                 \
     }
-COMPARISON(equal, ==)
-COMPARISON(not_equal, !=)
-COMPARISON(less, <)
-COMPARISON(less_equal, <=)
-COMPARISON(greater, >)
-COMPARISON(greater_equal, >=)
+TR__COMPARISON_MAP(COMPARISON)
 
 /* ---- where: mask, a, b -> a where the mask is true, b elsewhere ---------------------------------------------------- */
 

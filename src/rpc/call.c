@@ -64,6 +64,7 @@ uint64_t tr__rpc_record_sleep(tr_rpc *rpc, int worker, const char *what)
 
 void tr__rpc_record_end(tr_rpc *rpc, uint64_t record)
 {
+    if (!record) return;
     atomic_fetch_add(&rpc->recording, 1);
     tr__recorder_end(atomic_load(&rpc->recorder), record, TR_OK);
     atomic_fetch_sub(&rpc->recording, 1);

@@ -10,11 +10,6 @@
     {                                                             \
         return tr__compare(call, &name##_simd_loops);             \
     }
-COMPARISON(equal, ==)
-COMPARISON(not_equal, !=)
-COMPARISON(less, <)
-COMPARISON(less_equal, <=)
-COMPARISON(greater, >)
-COMPARISON(greater_equal, >=)
+TR__COMPARISON_MAP(COMPARISON)
 
 #endif
