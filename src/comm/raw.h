@@ -20,9 +20,9 @@ typedef struct tr__raw_events {
     void (*shown)(void *user, int rank);
     /* Memory that it has shown cannot be mapped here, with this thread's latest failure: it can never be held. */
     void (*missed)(void *user, int rank);
-    /* It has died, or has left. More than once, maybe. near: its memory's monitor says so, of a rank of this host; what the
+    /* It has died, or has left. More than once, maybe. by_memory: its memory's monitor says so, of a rank of this host; what the
      * rank has shown is unmapped after this call, unless tr__raw_use() is in effect. */
-    void (*gone)(void *user, int rank, bool left, bool near);
+    void (*gone)(void *user, int rank, bool left, bool by_memory);
 } tr__raw_events;
 
 /* From now on; *events must live as long as the group. */

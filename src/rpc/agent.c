@@ -165,13 +165,13 @@ bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending)
 
 /* The blocks of one that has died, or dropped its agent, are to stay until its last words were read: end_link(). If this agent
  * has ended by then, so has the group's use of them: tr__endpoint_detach() sets its count to 0. */
-static void rank_gone(void *user, int rank, bool left, bool near)
+static void rank_gone(void *user, int rank, bool left, bool by_memory)
 {
     tr_rpc *rpc = user;
-    if (rpc->links[rank].local && !near) return; /* the monitor of its memory says so, too */
-    if (near) tr__raw_use(rpc->group);
+    if (rpc->links[rank].local && !by_memory) return; /* the monitor of its memory says so, too */
+    if (by_memory) tr__raw_use(rpc->group);
     bool first = tr__rpc_lose(rpc, rank, left ? TR__RPC_LEFT : TR__RPC_DIED);
-    if (near && !first) tr__raw_idle(rpc->group);
+    if (by_memory && !first) tr__raw_idle(rpc->group);
 }
 
 static void rank_has_shown(void *user, int rank)

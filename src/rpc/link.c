@@ -183,7 +183,7 @@ static void watch_room(tr__rpc_stream *f)
         atomic_store(&f->out->waits, wanted);
 }
 
-/* Under the lock: a ring may have got room before its reader knew that we wait for some. Of a socket epoll tells that. */
+/* Under the lock: a ring may have got room before its reader knew that we wait for some. For a socket, epoll reports room. */
 static void go_on_sending(tr__rpc_stream *f)
 {
     watch_room(f);
