@@ -13,6 +13,28 @@
 extern "C" {
 #endif
 
+/* A bucket of gradients that backward has completed on this rank. */
+typedef struct tr_ddp_bucket {
+    tr_group *group;
+    int index, count;     /* which, of how many: the same elements on all ranks and in every backward */
+    tr_tensor *gradients; /* [elements], in the parameters' dtype and on their device: this rank's, summed over micro-batches */
+} tr_ddp_bucket;
+
+/*
+ * A communication hook (torch.distributed's register_comm_hook): exchanges a bucket in DDP's place, to compress it, to measure it, to
+ * average over fewer ranks. start() is called in backward, bucket by bucket and in one order on all ranks; it may post the exchange and
+ * leave its work in *work, which DDP waits for, while backward goes on. *work is NULL before: the exchange is over when start()
+ * returns. finish(), unless NULL, is called when the work is done, in the order of the buckets, by the same thread. After it
+ * .gradients hold what each rank's optimizer is to see, the same bits on all ranks (.check_every compares). State that lasts, such as
+ * the error of a lossy compression, is the hook's own, by .index. What either makes goes with a scope of DDP's. A failure is
+ * backward's, and breaks the group.
+ */
+typedef struct tr_ddp_hook {
+    tr_status (*start)(const tr_ddp_bucket *bucket, tr_work **work, void *user);
+    tr_status (*finish)(const tr_ddp_bucket *bucket, void *user);
+    void *user;
+} tr_ddp_hook;
+
 typedef struct tr_ddp_options {
     size_t size;
     const char *given;
@@ -23,6 +45,9 @@ typedef struct tr_ddp_options {
                              compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
                              this is 0 */
     bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
+    tr_dtype compress;    /* TR_BF16 or TR_F16: gradients travel in 16 bits, half of the bytes; pays over networks, not in
+                             shared memory */
+    const tr_ddp_hook *hook; /* copied; NULL: an all_reduce with TR_AVG */
 } tr_ddp_options;
 /* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients:
  * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory,

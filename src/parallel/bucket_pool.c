@@ -28,7 +28,7 @@ tr_tensor *tr__bucket_pool_take(tr__bucket_pool *pool, tr_dtype dtype, tr_device
         }
         if (!tr__grow(&pool->blocks, pool->n, &pool->room, sizeof *pool->blocks))
             return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
-        tr_tensor *memory = tr_empty(TR_SHAPE(count), .dtype = dtype, .device = device, .shared = true);
+        tr_tensor *memory = tr_empty(TR_SHAPE(count), .dtype = dtype, .device = device, .shared = device.kind == TR_CPU);
         if (tr__bad(memory)) return memory;
         best = &pool->blocks[pool->n++];
         *best = (tr__pool_block){.memory = tr_keep(memory)};

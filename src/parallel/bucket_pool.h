@@ -18,7 +18,8 @@ typedef struct tr__bucket_pool {
     size_t n, room;
 } tr__bucket_pool;
 
-/* A block of at least count elements on a device of the CPU's, which the pool holds. May be in error. */
+/* A block of at least count elements on a device, which the pool holds; what uses it is ordered by the device's stream. May be in
+ * error. */
 tr_tensor *tr__bucket_pool_take(tr__bucket_pool *pool, tr_dtype dtype, tr_device device, int64_t count);
 void tr__bucket_pool_give(tr__bucket_pool *pool, const tr_tensor *memory);
 void tr__bucket_pool_free(tr__bucket_pool *pool);

@@ -37,12 +37,14 @@
 #include "parallel/bucket_pool.h"
 #include "parallel/buffers.h"
 #include "parallel/ddp.h"
+#include "parallel/ddp_compress.h"
 #include "parallel/replicas.h"
 #include "parallel/same_model.h"
 
 #include <trireme/parallel.h>
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +58,7 @@ typedef struct bucket {
     tr_tensor *copy;    /* [end - begin], of gradients in a detached backward's sink; a reference; NULL: none so far */
     tr_tensor *lent;    /* the pool's, for gradients that have no place in the arena; NULL: none at the moment */
     tr_work *work;      /* under way, kept; or NULL */
+    tr_ddp_bucket given; /* to the hook that exchanges it at the moment; its gradients are kept, NULL: to none */
 } bucket;
 
 typedef struct param {
@@ -78,6 +81,8 @@ typedef struct ddp {
     int64_t check_every;   /* exchanges; 0: replicas are not compared */
     int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
     int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
+    tr_ddp_hook hook;   /* what exchanges a bucket; .start is NULL: an all_reduce of what lies there */
+    tr__ddp_compress compress; /* the hook's state where gradients travel in 16 bits */
     bool paused;        /* by tr_ddp_sync() */
     param *params;      /* in the order of the module's list */
     int n_params;
@@ -269,6 +274,12 @@ static tr_status use_up(ddp *d, bucket *b)
     return TR_OK;
 }
 
+static void forget_given(bucket *b)
+{
+    tr__unref(b->given.gradients);
+    b->given = (tr_ddp_bucket){0};
+}
+
 /* Ends the oldest bucket that is on its way, when it is averaged. */
 static tr_status end_bucket(ddp *d)
 {
@@ -276,6 +287,11 @@ static tr_status end_bucket(ddp *d)
     tr_status status = b->work ? tr_wait(b->work) : TR_OK;
     tr_release(b->work);
     b->work = NULL;
+    if (status == TR_OK && b->given.gradients && d->hook.finish) {
+        TR_SCOPE;
+        status = d->hook.finish(&b->given, d->hook.user);
+    }
+    forget_given(b);
     TR__TRY(status);
     return b->lent ? use_up(d, b) : TR_OK;
 }
@@ -345,15 +361,16 @@ static tr_status bring(const bucket *b, tr_tensor *t)
 
 /* ---- Going out --------------------------------------------------------------------------------------------------------- */
 
-/* What of a bucket is to be averaged: its range of the arena; where its gradients have no place there, memory of the pool; of a
- * detached backward, the bucket's copy of the context's gradients. What took no part counts as a gradient of zero; what is frozen has
- * none, though its place is exchanged. */
-static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink, void **from)
+/* What of a bucket is to be averaged, from *offset of *memory: its range of the arena; where its gradients have no place there,
+ * memory of the pool; of a detached backward, the bucket's copy of the context's gradients. What took no part counts as a gradient
+ * of zero; what is frozen has none, though its place is exchanged. */
+static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink, const tr_tensor **memory, int64_t *offset)
 {
+    *offset = 0;
     if (!sink && !in_arena(d, b)) {
         if (!b->lent) TR__TRY(take_memory(d, b));
         for (int i = b->first; i < b->last; i++) TR__TRY(bring(b, d->order[i]->leaf));
-        *from = tr__ptr(b->lent);
+        *memory = b->lent;
         return TR_OK;
     }
     give_back(d, b); /* lent to a backward that failed before its first gradient was final */
@@ -363,7 +380,8 @@ static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink,
             const tr_tensor *leaf = d->order[i]->leaf;
             TR__TRY(leaf->requires_grad ? tr__arena_zero_missing(leaf) : tr_fill(leaf->leaf->grad, 0));
         }
-        *from = (char *)tr__ptr(gradients) + (size_t)b->begin * tr_dtype_size(gradients->dtype);
+        *memory = gradients;
+        *offset = b->begin;
         return TR_OK;
     }
     if (!b->copy) {
@@ -376,7 +394,21 @@ static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink,
         tr_tensor *leaf = d->order[i]->leaf, *grad = sink->get(sink->user, leaf), *place = place_of(b, b->copy, leaf);
         TR__TRY(grad ? tr_copy_into(place, grad) : tr_fill(place, 0.0));
     }
-    *from = tr__ptr(b->copy);
+    *memory = b->copy;
+    return TR_OK;
+}
+
+/* A bucket is complete on this rank: the hook sends it, or has exchanged it when it returns. */
+static tr_status start_hook(const ddp *d, bucket *b, const tr_tensor *memory, int64_t offset)
+{
+    tr_tensor *gradients = tr__tensor_view(memory, TR_SHAPE(b->end - b->begin), NULL, memory->offset + offset);
+    TR__TRY(tr_status_of(gradients));
+    b->given = (tr_ddp_bucket){.group = d->group, .index = (int)(b - d->buckets), .count = d->n_buckets,
+        .gradients = tr_keep(gradients)};
+    tr_work *work = NULL;
+    TR__TRY(d->hook.start(&b->given, &work, d->hook.user));
+    TR__TRY(tr_status_of(work));
+    b->work = tr_keep(work);
     return TR_OK;
 }
 
@@ -390,9 +422,12 @@ static tr_status send_bucket(ddp *d)
         return TR_OK;
     }
     const tr__gradient_sink *sink = tr__backward_sink(d->running);
-    void *from = NULL;
-    TR__TRY(gather_bucket(d, b, sink, &from)); /* may end those before it */
+    const tr_tensor *memory = NULL;
+    int64_t offset = 0;
+    TR__TRY(gather_bucket(d, b, sink, &memory, &offset)); /* may end those before it */
     d->next_bucket++;
+    if (d->hook.start) return start_hook(d, b, memory, offset);
+    void *from = (char *)tr__ptr(memory) + (size_t)offset * tr_dtype_size(memory->dtype);
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
         .dtype = dtype_of(b), .op = TR_AVG, .timeout_ms = time_left_ms(d->group, sink),
         .tag = tr__series_tag(d->series, (int)(b - d->buckets)), .device = tr__device_of(b->arena->parameters));
@@ -488,7 +523,10 @@ static tr_status backward_ends(void *user, tr_status status)
     if (status == TR_OK) status = exchange_rest(d);
     if (status == TR_OK) d->exchanged++;
     else fail_all(d, status);
-    for (int i = 0; i < d->n_buckets; i++) give_back(d, &d->buckets[i]);
+    for (int i = 0; i < d->n_buckets; i++) {
+        give_back(d, &d->buckets[i]);
+        forget_given(&d->buckets[i]); /* of a backward that failed */
+    }
     d->next_bucket = d->ended = 0;
     if (status != TR_OK || !compares) atomic_store(&d->running, NULL);
     return status;
@@ -608,8 +646,10 @@ static void release(void *state)
     for (int i = 0; i < d->n_buckets; i++) {
         tr__unref(d->buckets[i].arena);
         tr__unref(d->buckets[i].copy);
+        forget_given(&d->buckets[i]);
     }
     tr__bucket_pool_free(&d->pool);
+    tr__ddp_compress_free(&d->compress);
     free(d->params);
     free(d->order);
     free(d->buckets);
@@ -641,13 +681,30 @@ static tr_status forward_many(tr_module *self, tr_tensor *const *inputs, int n, 
 }
 
 /* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. */
-static tr_status compare_options(tr_group *group, double bucket_mb, int64_t check_every, bool local_buffers)
+static tr_status compare_options(const ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
 {
     tr__facts facts = {0};
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
-    tr__facts_say(&facts, "check_every", "%" PRId64, check_every);
-    tr__facts_say(&facts, "local_buffers", "%s", local_buffers ? "on" : "off");
-    return tr__agree_once(group, "ddp", &facts);
+    tr__facts_say(&facts, "check_every", "%" PRId64, d->check_every);
+    tr__facts_say(&facts, "local_buffers", "%s", o->local_buffers ? "on" : "off");
+    tr__facts_say(&facts, "compress", "%s", compress == TR_F32 ? "off" : tr_dtype_name(compress));
+    tr__facts_say(&facts, "hook", "%s", d->hook.start ? "on" : "off");
+    return tr__agree_once(d->group, "ddp", &facts);
+}
+
+/* The fields that came after the first version: a program that was built before them has none (docs/abi.md). */
+static tr_status choose_hook(ddp *d, const tr_ddp_options *o, tr_dtype *compress)
+{
+    bool has = o->size >= offsetof(tr_ddp_options, hook) + sizeof o->hook;
+    *compress = has ? o->compress : TR_F32;
+    if (*compress != TR_F32 && *compress != TR_BF16 && *compress != TR_F16)
+        return tr__fail(TR_INVALID, "ddp: gradients travel as TR_BF16 or TR_F16, or as they are (TR_F32); .compress is %s",
+            tr_dtype_size(*compress) ? tr_dtype_name(*compress) : "no dtype");
+    if (!has || !o->hook) return TR_OK;
+    if (*compress != TR_F32) return tr__fail(TR_INVALID, "ddp: .compress is a hook of its own: give it or .hook, not both");
+    if (!o->hook->start) return tr__fail(TR_INVALID, "ddp: .hook has no .start");
+    d->hook = *o->hook;
+    return TR_OK;
 }
 
 static tr_status build(ddp *d, const tr_ddp_options *o)
@@ -662,10 +719,12 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     if (d->check_every < 0)
         return tr__fail(TR_INVALID, "ddp: .check_every is a number of backwards, 0 for none, not %" PRId64,
             d->check_every);
+    tr_dtype compress = TR_F32;
+    TR__TRY(choose_hook(d, o, &compress));
     if (tr_world_size(o->group) == 1) return TR_OK;
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
-    TR__TRY(compare_options(o->group, bucket_mb, d->check_every, o->local_buffers));
+    TR__TRY(compare_options(d, o, bucket_mb, compress));
     TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
@@ -680,6 +739,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));
     d->series = tr__group_series(o->group);
+    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(&d->compress, compress, d->series);
     return TR_OK;
 }
 

@@ -48,7 +48,7 @@ static void begin(rank *r, member *m)
     m->trainers = tr_group_split(r->group, r->number < TRAINERS ? 0 : -1, r->number);
     if (m->trainers) {
         m->inner = make_dense(r->number);
-        m->w.net = tr_ddp(m->inner, m->trainers, .bucket_mb = 1e-9);
+        m->w.net = tr_ddp(m->inner, m->trainers, .bucket_mb = 1e-9, .hook = r->arg);
         OK(tr_status_of(m->w.net));
     }
     OK(tr_barrier(r->group));
@@ -131,10 +131,24 @@ static void run_contexts(rank *r)
     end(r, &m);
 }
 
+static tr_status post_sum(const tr_ddp_bucket *b, tr_work **work, void *user)
+{
+    (void)user;
+    *work = tr_all_reduce_tensor_async(b->group, b->gradients, TR_SUM);
+    return TR_OK;
+}
+
+static tr_status halve(const tr_ddp_bucket *b, void *user)
+{
+    (void)user;
+    return tr_copy_into(b->gradients, tr_affine(b->gradients, 1.0 / TRAINERS, 0));
+}
+
 static void each_context_gets_the_mean_over_the_trainers(void **state)
 {
     (void)state;
     run(TRAINERS + 1, run_contexts, NULL);
+    run(TRAINERS + 1, run_contexts, &(tr_ddp_hook){.start = post_sum, .finish = halve});
 }
 
 /* Off: contexts keep what is theirs; on again, what has been gathered is averaged. */
