@@ -95,7 +95,7 @@ int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
     int code = tr__parse(job->syntax, &argc, argv);
     if (code < 0 && job->check) code = job->check(job->self);
     if (code < 0)
-        code = *job->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, *job->ranks, NULL) : job->rank(job->self);
+        code = *job->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, NULL) : job->rank(job->self);
     free(given);
     return code;
 }

@@ -32,7 +32,7 @@ static int conclude(const char *command, tr_status status, const tr_launch_repor
     return TR__EXIT_FAILED;
 }
 
-int tr__relaunch(const char *command, const char *const *arguments, int ranks, const char *const *env)
+int tr__relaunch(const char *command, const char *const *arguments, int ranks, int max_restarts, const char *const *env)
 {
     char self[PATH_MAX];
     size_t count = 0;
@@ -47,7 +47,8 @@ int tr__relaunch(const char *command, const char *const *arguments, int ranks, c
     tr__print_warnings(command);
     tr_launch_report report = {0};
     tr_status status = tr_launch(
-        argv, ranks, .env = env, .output = print_line, .rank0_inherits = true, .pass_signals = true, .report = &report);
+        argv, ranks, .env = env, .output = print_line, .rank0_inherits = true, .pass_signals = true, .report = &report,
+        .max_restarts = max_restarts);
     int code = conclude(command, status, &report);
     free(argv);
     return code;

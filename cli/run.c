@@ -26,7 +26,7 @@ static void print_line(int rank, bool is_stderr, const char *line, size_t length
 }
 
 typedef struct settings {
-    int ranks, nodes, node_rank, timeout;
+    int ranks, nodes, node_rank, timeout, max_restarts;
     double grace, patience;
     bool no_prefix, stop_on_eof;
     const char *job, *flight_dir, *log_dir, *rendezvous, *token_file;
@@ -36,6 +36,8 @@ static int parse(int argc, char **argv, settings *s, int *operands)
 {
     const tr__option options[] = {
         {"ranks", 'n', "N", "processes to start here", TR__INTEGER(&s->ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"max-restarts", 0, "N", "how often to start all ranks again after one failed",
+         TR__INTEGER(&s->max_restarts, 0, INT_MAX)},
         {"grace", 0, "SECONDS", "how long ranks get to end when another one failed", TR__NUMBER(&s->grace, 0.001, 3600)},
         {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
          TR__INTEGER(&s->timeout, 1, INT_MAX / 1000)},
@@ -53,9 +55,10 @@ static int parse(int argc, char **argv, settings *s, int *operands)
     };
     const tr__syntax syntax = {"run", "PROGRAM [ARGUMENT…]",
         "Runs PROGRAM as the ranks of a job, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. When one\n"
-        "rank fails, the others are ended, and it is said which one failed first and why. With --nnodes the same command,\n"
-        "with another --node-rank, runs on each machine, and all have the same secret. A PROGRAM.py that is not\n"
-        "executable is run by the first python3 of PATH.",
+        "rank fails, the others are ended, and it is said which one failed first and why; with --max-restarts all start again,\n"
+        "and a program that finds its latest checkpoint goes on from there. With --nnodes the same command, with another\n"
+        "--node-rank, runs on each machine, and all have the same secret. A PROGRAM.py that is not executable is run by\n"
+        "the first python3 of PATH.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     *operands = argc;
     return tr__parse(&syntax, operands, argv);
@@ -181,7 +184,7 @@ int tr__cli_run(int argc, char **argv)
     tr_status launched = tr_launch((const char *const *)command, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
         .log_dir = s.log_dir, .nodes = s.nodes, .node_rank = s.node_rank, .rendezvous = s.rendezvous,
-        .rendezvous_ms = (int)(s.patience * 1000), .token = s.token_file ? token : NULL);
+        .rendezvous_ms = (int)(s.patience * 1000), .max_restarts = s.max_restarts, .token = s.token_file ? token : NULL);
     free(command);
     if (launched == TR_OK) return TR__EXIT_OK;
     tr__complain("run", "%s", *report.text ? report.text : tr_error_message());

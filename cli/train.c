@@ -168,6 +168,8 @@ static void put_options(tr__train *t)
         {"clip", 0, "X", "the most that the gradients' norm may be; 0: any", TR__NUMBER(&t->clip, 0, any)},
         {"seed", 0, "N", "for all that is random", TR__INTEGER(&t->seed, 0, many)},
         {"ranks", 'n', "N", "processes that share the work", TR__INTEGER(&t->ranks, 1, TR_LAUNCH_MAX_RANKS)},
+        {"max-restarts", 0, "N", "how often all ranks start again after one failed, from the newest checkpoint",
+         TR__INTEGER(&t->max_restarts, 0, INT_MAX)},
         {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
          TR__TEXT(&t->device)},
         {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
@@ -219,9 +221,19 @@ static int64_t start_of_process(void)
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
 
+/* Ranks that a launcher has started again go on from what has been saved. */
+static bool goes_on(const tr__train *t)
+{
+    const char *count = t->under_launcher ? getenv("TORCHELASTIC_RESTART_COUNT") : NULL;
+    char path[PATH_MAX];
+    int64_t step;
+    return count && atoi(count) > 0 && t->out && tr_checkpoint_find(t->out, path, &step) == TR_OK;
+}
+
 static int train(tr__train *t)
 {
     TR_SCOPE;
+    if (!t->resume) t->resume = goes_on(t);
     if (t->resume && !t->out) {
         tr__complain(t->command, "--resume goes on in the folder of a training: --out FOLDER is missing");
         return TR__EXIT_USAGE;
@@ -233,7 +245,8 @@ static int train(tr__train *t)
     }
     if (status < 0) status = t->kind->fill_in(t);
     if (status < 0 && !t->has_parent) status = tr__train_check(t);
-    if (status < 0) status = t->ranks > 1 && !t->under_launcher ? tr__train_launch(t) : tr__train_rank(t);
+    bool launches = (t->ranks > 1 || t->max_restarts > 0) && !t->under_launcher;
+    if (status < 0) status = launches ? tr__train_launch(t) : tr__train_rank(t);
     if (status != TR__EXIT_OK) tr__train_clear_away(t);
     return status;
 }

@@ -20,7 +20,7 @@ typedef struct tr_launch_report {
                               is lost */
     int exit_code;         /* its exit code, or 128 + signal; 0 for a rank that exited while others needed it */
     int signal;            /* the signal that killed it or stopped the job, or 0 */
-    double seconds;        /* the job's run time */
+    double seconds;        /* the job's run time, since its ranks were last started */
     char text[1024];       /* "rank 1 (pid 4242) was killed by signal 9 (Killed) after 3.2 s; its last lines: …" */
 } tr_launch_report;
 
@@ -59,6 +59,9 @@ typedef struct tr_launch_options {
                                       as the byte 3 (^C), and the end of stdin asks them to end. When one fails, the
                                       others have three seconds to end by themselves. Their output has prefixes
                                       already */
+    int max_restarts;              /* so often all ranks are ended and started again after one has failed, on all nodes; default 0.
+                                      Programs go on from their latest checkpoint; TORCHELASTIC_RESTART_COUNT says how often so
+                                      far. Not after a signal to the launcher, a lost node, or ranks that cannot be started */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), serves their store, waits for them, and ends all when one fails; docs/launching.md has the details.

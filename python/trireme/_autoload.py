@@ -24,9 +24,10 @@ def _rendezvous(url, **_):
     host = os.environ["MASTER_ADDR"]
     ours = kept(lib.tr_store_tcp_with, ctypes.byref(filled(
         _c.tr_store_tcp_options, host=host, port=int(os.environ["MASTER_PORT"]), token=os.environ.get("TRIREME_TOKEN"))))
-    # A program may meet again and again: each time under another number, which all ranks count alike.
+    # A program may meet again and again: each time under another number, which all ranks count alike. So may one whose ranks were
+    # started again, where the launcher's store has outlived those of before.
     _rendezvous.count = getattr(_rendezvous, "count", 0) + 1
-    key = b"torch/%d" % _rendezvous.count
+    key = b"torch/%d/%d" % (int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), _rendezvous.count)
     try:
         if rank == 0:
             store = dist.TCPStore(host, 0, world, is_master=True, wait_for_workers=False)

@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,8 @@ static tr_status read_meeting(const tr__launcher *l, const char *because, tr__pl
     const char *text;
     const char *hosted = getenv("TRIREME_STORE");
     p->serve = !(l == &tr__torchrun && hosted && strcmp(hosted, "1") == 0);
+    text = getenv("TORCHELASTIC_RESTART_COUNT");
+    if (text && !p->serve) TR__TRY(tr__environment_number("TORCHELASTIC_RESTART_COUNT", text, 0, INT_MAX, &p->restarts));
     if (l == &tr__slurm) slurm_meeting(p);
     if (!p->port || getenv("MASTER_PORT")) {
         TR__TRY(need_variable("MASTER_PORT", because, &text));

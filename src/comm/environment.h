@@ -12,6 +12,7 @@ typedef struct tr__place {
     char host[256];                   /* where the ranks meet */
     int port;
     bool serve;                       /* by rank 0 */
+    int restarts;                     /* how often the launcher that serves there has started the ranks again */
     const char *path;                 /* of a file to meet at, instead of host and port */
     const char *token;
     bool insecure;

@@ -107,7 +107,11 @@ static tr_store *open_store(const tr__place *p, int timeout_ms)
     o.serve = p->serve && p->rank == 0;
     o.timeout_ms = timeout_ms;
     o.insecure = p->insecure;
-    return tr__store_tcp_shared(&o);
+    tr_store *store = tr__store_tcp_shared(&o);
+    if (!p->restarts) return store;
+    char prefix[32]; /* what ranks of before have left there is not taken for these ranks' */
+    snprintf(prefix, sizeof prefix, "restart/%d", p->restarts);
+    return tr_store_prefix(store, prefix);
 }
 
 static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p, int timeout_ms)

@@ -1,14 +1,9 @@
 #include <trireme/launch.h>
 
-#include "base/clock.h"
 #include "base/given.h"
-#include "base/object.h"
+#include "base/log.h"
 #include "base/process.h"
-#include "launch/guard.h"
-#include "launch/nodes.h"
-#include "launch/output.h"
-#include "launch/spawn.h"
-#include "launch/stalls.h"
+#include "launch/job.h"
 
 #include "comm/rendezvous.h"
 
@@ -28,87 +23,15 @@
 #include <unistd.h>
 #include <uv.h>
 
-/*
- * A job goes through these stages, always forwards. After a failure the others get a moment to fail by themselves, for
- * what they then say is worth reading; then they are asked to end, then killed. With the default grace that is 1.3 s.
- */
-typedef enum stage { RUNNING, SETTLING, ENDING, KILLING } stage;
-
 static const double moment_seconds = 0.3, default_grace_seconds = 1.0, kill_seconds = 2.0;
 static const double leash_moment_seconds = 3.0; /* ranks on a leash are launchers, which take some time to agree */
 static const double at_once_seconds = 0.1; /* between two signals that are one */
 static const uint64_t tick_ms = 20; /* how often deadlines are looked at, once there are any */
 
-typedef struct rank {
-    struct job *job;
-    pid_t pid;
-    int pidfd; /* -1: this kernel has none */
-    int leash; /* the other end of its stdin; -1: none */
-    bool running;
-    int code, status; /* as in siginfo_t: CLD_EXITED and the exit code, or CLD_KILLED, CLD_DUMPED and the signal */
-    double seconds;   /* from the job's start to its death */
-    uv_poll_t death;
-} rank;
-
-typedef struct job {
-    tr_launch_options options;
-    tr__launch_extra extra;
-    tr_launch_report *report;
-    char token[65]; /* of a job on this node alone */
-    char mark[65];
-    tr__nodes nodes; /* .count is 0 when there is only this one */
-    int first_rank;  /* of this node's: elsewhere here ranks are counted from 0 */
-    tr__env env;
-    tr__guard guard;
-    tr__stalls stalls;
-    tr__output output;
-    rank *ranks;
-    pid_t *groups; /* [started], the ranks' process ids again */
-    int started, running;
-    bool ticking; /* some deaths are seen by looking */
-
-    uv_loop_t loop;
-    uv_timer_t timer;
-    uv_poll_t signals;
-    int signal_fd;
-    sigset_t old_mask;
-    uint32_t latest_signal, latest_sender; /* as in signalfd_siginfo; */
-    double latest_at;                      /* in seconds */
-
-    stage stage;
-    double deadline;      /* of the stage */
-    double start, grace;  /* seconds */
-    int first;            /* the rank that failed first; -1: none */
-    int interrupt;        /* the first signal that was passed on; 0: none */
-    bool heard;           /* from another node: the same signal to this launcher itself is not a second one */
-    bool stopped;         /* and a rank has ended by it */
-    bool gave_up;         /* the user did not want to wait */
-    bool swept;           /* nothing of the job is alive */
-    tr__error *error;     /* a rank, or another guard, could not be started: why; NULL: all could */
-    unsigned long oom_kills; /* at the start */
-} job;
-
-static double now_seconds(void)
-{
-    return (double)tr__now_ns() * 1e-9;
-}
-
-/* How many processes the kernel has killed for lack of memory so far, on the whole machine. */
-static unsigned long count_oom_kills(void)
-{
-    unsigned long count = 0;
-    char line[128];
-    FILE *f = fopen("/proc/vmstat", "re");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "oom_kill %lu", &count) == 1) break;
-    if (f) fclose(f);
-    return count;
-}
-
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
 /* The groups keep their numbers until the ranks are reaped, at the very end, so no stranger can be hit. */
-static void signal_groups(const job *j, int sig)
+static void signal_groups(const tr__job *j, int sig)
 {
     bool asks = sig == SIGTERM || sig == SIGINT || sig == SIGHUP || sig == SIGQUIT;
     for (int i = 0; i < j->started; i++) {
@@ -117,21 +40,21 @@ static void signal_groups(const job *j, int sig)
     }
 }
 
-static void cut_leash(rank *r)
+static void cut_leash(tr__job_rank *r)
 {
     if (r->leash >= 0) close(r->leash);
     r->leash = -1;
 }
 
 /* Asks the ranks to end; on a leash, they are to do it soon. */
-static void ask_to_end(job *j, int sig)
+static void ask_to_end(tr__job *j, int sig)
 {
     if (!j->options.stdin_text) signal_groups(j, sig);
     for (int i = 0; i < j->started; i++) cut_leash(&j->ranks[i]);
 }
 
 /* Passes an interrupt on, after which ranks may take their time. */
-static void pass_interrupt(job *j, int sig)
+static void pass_interrupt(tr__job *j, int sig)
 {
     static const char word = 3; /* what ^C sends in a terminal */
     if (!j->options.stdin_text) signal_groups(j, sig);
@@ -139,76 +62,56 @@ static void pass_interrupt(job *j, int sig)
         if (j->ranks[i].leash >= 0) (void)!send(j->ranks[i].leash, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static bool by_signal(const rank *r)
-{
-    return r->code == CLD_KILLED || r->code == CLD_DUMPED;
-}
-
-/* Did it fail because it lost another rank? */
-static bool is_victim(const rank *r)
-{
-    return !by_signal(r) && r->status == TR_EXIT_PEER;
-}
-
-/* Are all that have failed so far, here and on other nodes, victims of a rank that is still to come? */
-static bool only_victims(const job *j)
-{
-    const rank *here = j->first >= 0 ? &j->ranks[j->first] : NULL;
-    const tr__word *anywhere = j->nodes.count ? tr__nodes_first_failure(&j->nodes) : NULL;
-    if (here && !is_victim(here)) return false;
-    return anywhere ? !anywhere->signal && anywhere->exit_code == TR_EXIT_PEER : here != NULL;
-}
-
-static double settling_seconds(const job *j)
+static double settling_seconds(const tr__job *j)
 {
     if (j->options.stdin_text) return leash_moment_seconds;
-    return only_victims(j) ? TR__CULPRIT_MS * 1e-3 : moment_seconds;
+    return tr__job_only_victims(j) ? TR__CULPRIT_MS * 1e-3 : moment_seconds;
 }
 
 /* A failure has become known. There is more time for a culprit that is still to come than for others once it has. */
-static void settle(job *j)
+static void settle(tr__job *j)
 {
     if (j->stage > SETTLING) return;
-    double deadline = now_seconds() + settling_seconds(j);
+    double deadline = tr__launch_now() + settling_seconds(j);
     if (j->stage == RUNNING || deadline < j->deadline) j->deadline = deadline;
     j->stage = SETTLING;
 }
 
 /* next: ENDING or KILLING. */
-static void enter(job *j, stage next)
+static void enter(tr__job *j, tr__job_stage next)
 {
     if (next <= j->stage) return;
     j->stage = next;
-    j->deadline = now_seconds() + (next == ENDING ? j->grace : kill_seconds);
+    j->deadline = tr__launch_now() + (next == ENDING ? j->grace : kill_seconds);
     if (next == ENDING) ask_to_end(j, SIGTERM);
     else signal_groups(j, SIGKILL);
     tr__sweep(j->groups, j->started, j->mark, next == ENDING ? SIGTERM : SIGKILL);
 }
 
-static double counts_at_seconds(const rank *r)
+static double counts_at_seconds(const tr__job_rank *r)
 {
-    return r->seconds + tr__handicap_ms(by_signal(r) ? r->status : 0, r->status) * 1e-3;
+    return r->seconds + tr__handicap_ms(tr__by_signal(r) ? r->status : 0, r->status) * 1e-3;
 }
 
 /* After an interrupt any exit is the program's way to stop, whichever rank comes first. Launchers on a leash have judged
  * theirs already. */
-static bool by_interrupt(const job *j, const rank *r)
+static bool by_interrupt(const tr__job *j, const tr__job_rank *r)
 {
     if (!j->interrupt) return false;
-    if (by_signal(r)) return r->status == j->interrupt;
+    if (tr__by_signal(r)) return r->status == j->interrupt;
     return !j->options.stdin_text || r->status == 128 + SIGTERM;
 }
 
 /* Looks for the first cause: the first failure, by tr__handicap_ms(), before the launcher itself began to end the job. */
-static void judge(job *j, rank *r)
+static void judge(tr__job *j, tr__job_rank *r)
 {
     int index = (int)(r - j->ranks);
     bool ours = (j->stage == ENDING && r->status == SIGTERM) || j->stage == KILLING;
     /* After a failure, here or on another node, an exit on SIGTERM tells nothing. */
-    bool asked = j->stage >= ENDING && !by_signal(r) && (j->first >= 0 || j->nodes.count);
+    bool asked = j->stage >= ENDING && !tr__by_signal(r) && (j->first >= 0 || j->nodes.count);
     if (by_interrupt(j, r)) {
         j->stopped = true;
-    } else if ((by_signal(r) && ours) || asked) {
+    } else if ((tr__by_signal(r) && ours) || asked) {
         return;
     } else if (j->stopped && j->options.stdin_text) {
         settle(j); /* it failed because another one was stopped */
@@ -220,22 +123,22 @@ static void judge(job *j, rank *r)
 
 /* A rank of tr_spawn() that ends before its function has returned has failed, with exit code 0 too: the others may wait for
  * it without end. */
-static bool left_its_call(const job *j, int index)
+static bool left_its_call(const tr__job *j, int index)
 {
     return j->extra.call && tr__call_progress_of(j->extra.call, index) != TR__CALL_RETURNED;
 }
 
 /* Is it dead? It is not reaped yet: see signal_groups(). */
-static void check_death(rank *r)
+static void check_death(tr__job_rank *r)
 {
-    job *j = r->job;
+    tr__job *j = r->job;
     siginfo_t info = {0};
     int failed = waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT);
     if (!r->running || (!failed && !info.si_pid) || (failed && errno == EINTR)) return;
     r->running = false;
     r->code = failed ? CLD_EXITED : info.si_code;
     r->status = failed ? -1 : info.si_status; /* -1: another wait() in this program took it */
-    r->seconds = now_seconds() - j->start;
+    r->seconds = tr__launch_now() - j->start;
     j->running--;
     if (r->pidfd >= 0) uv_poll_stop(&r->death);
     if (r->code != CLD_EXITED || r->status || left_its_call(j, (int)(r - j->ranks))) judge(j, r);
@@ -248,12 +151,12 @@ static void on_death(uv_poll_t *poll, int status, int events)
 }
 
 /* Ends what the ranks have left behind; true when there is nothing, or nothing that can be ended. */
-static bool sweep(job *j)
+static bool sweep(tr__job *j)
 {
     int again = j->stage == KILLING ? SIGKILL : 0; /* for what was forked meanwhile */
     if (again) signal_groups(j, again);
     if (!tr__sweep(j->groups, j->started, j->mark, again)) return true;
-    bool late = now_seconds() > j->deadline;
+    bool late = tr__launch_now() > j->deadline;
     if (j->stage == KILLING) return late;
     if (j->stage < ENDING) enter(j, ENDING);
     else if (late) enter(j, KILLING);
@@ -261,9 +164,9 @@ static bool sweep(job *j)
 }
 
 /* What the time asks for; true when nothing of the job is left here. */
-static bool step(job *j)
+static bool step(tr__job *j)
 {
-    bool late = j->stage != RUNNING && now_seconds() > j->deadline;
+    bool late = j->stage != RUNNING && tr__launch_now() > j->deadline;
     if (j->running) {
         if (late && j->stage < KILLING) enter(j, j->stage + 1);
         return false;
@@ -278,7 +181,7 @@ static bool step(job *j)
 
 /* ---- Signals ----------------------------------------------------------------------------------------------------- */
 
-static void pass_on(job *j, int sig)
+static void pass_on(tr__job *j, int sig)
 {
     switch (sig) {
     case SIGUSR1:
@@ -306,9 +209,9 @@ static void pass_on(job *j, int sig)
 }
 
 /* timeout(1) sends its signal to the process and then to the process's group: that is one. */
-static bool is_repeated(job *j, const struct signalfd_siginfo *info)
+static bool is_repeated(tr__job *j, const struct signalfd_siginfo *info)
 {
-    double now = now_seconds();
+    double now = tr__launch_now();
     bool repeated = info->ssi_signo == j->latest_signal && info->ssi_pid == j->latest_sender &&
         now - j->latest_at < at_once_seconds;
     j->latest_signal = info->ssi_signo;
@@ -320,14 +223,14 @@ static bool is_repeated(job *j, const struct signalfd_siginfo *info)
 static void on_signal(uv_poll_t *poll, int status, int events)
 {
     (void)status, (void)events;
-    job *j = poll->data;
+    tr__job *j = poll->data;
     struct signalfd_siginfo info;
     while (read(j->signal_fd, &info, sizeof info) == sizeof info)
         if (!is_repeated(j, &info)) pass_on(j, (int)info.ssi_signo);
 }
 
 /* Signals come to a descriptor instead of to handlers, so the program's own are never touched. */
-static tr_status open_signals(job *j)
+static tr_status open_signals(tr__job *j)
 {
     sigset_t set;
     sigemptyset(&set);
@@ -350,7 +253,7 @@ static tr_status open_signals(job *j)
 /* ---- Starting ---------------------------------------------------------------------------------------------------- */
 
 /* stdio of a rank: what it inherits, /dev/null, or the write ends of new pipes. */
-static tr_status open_stdio(job *j, int index, int nothing, int stdio[3])
+static tr_status open_stdio(tr__job *j, int index, int nothing, int stdio[3])
 {
     bool is_first = j->first_rank + index == 0;
     stdio[0] = is_first && !isatty(STDIN_FILENO) ? STDIN_FILENO : nothing;
@@ -365,7 +268,7 @@ static tr_status open_stdio(job *j, int index, int nothing, int stdio[3])
 }
 
 /* Older kernels and strict sandboxes have no pidfd: then the timer looks after the rank. */
-static tr_status watch(job *j, rank *r)
+static tr_status watch(tr__job *j, tr__job_rank *r)
 {
     r->pidfd = pidfd_open(r->pid, 0);
     if (r->pidfd < 0) {
@@ -383,7 +286,7 @@ static tr_status watch(job *j, rank *r)
     return TR_OK;
 }
 
-static tr_status open_leash(const job *j, rank *r, int *read_end)
+static tr_status open_leash(const tr__job *j, tr__job_rank *r, int *read_end)
 {
     int ends[2];
     size_t bytes = strlen(j->options.stdin_text);
@@ -396,9 +299,9 @@ static tr_status open_leash(const job *j, rank *r, int *read_end)
         : tr__fail_errno(TR_IO, errno, "launch: cannot write to a socket");
 }
 
-static tr_status start_rank(job *j, int index, int nothing)
+static tr_status start_rank(tr__job *j, int index, int nothing)
 {
-    rank *r = &j->ranks[index];
+    tr__job_rank *r = &j->ranks[index];
     int stdio[3];
     r->leash = -1;
     TR__TRY(open_stdio(j, index, nothing, stdio));
@@ -428,7 +331,7 @@ static tr_status start_rank(job *j, int index, int nothing)
     return watch(j, r);
 }
 
-static tr_status start_ranks(job *j)
+static tr_status start_ranks(tr__job *j)
 {
     int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (nothing < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open /dev/null");
@@ -441,126 +344,13 @@ static tr_status start_ranks(job *j)
     return status;
 }
 
-/* ---- The end and its report -------------------------------------------------------------------------------------- */
-
-static void describe_death(const job *j, const rank *r, char *text, size_t bytes)
-{
-    int index = (int)(r - j->ranks);
-    int n = snprintf(text, bytes, "rank %d (pid %d) ", j->first_rank + index, (int)r->pid);
-    if (by_signal(r)) {
-        n += snprintf(text + n, bytes - (size_t)n, "was killed by signal %d (%s)%s after %.1f s", r->status,
-            strsignal(r->status), r->code == CLD_DUMPED ? ", leaving a core" : "", r->seconds);
-        if (r->status == SIGKILL && count_oom_kills() > j->oom_kills)
-            snprintf(text + n, bytes - (size_t)n, ", as the kernel ran out of memory and killed for it");
-    } else if (r->status < 0) {
-        snprintf(text + n, bytes - (size_t)n, "ended; its exit code was taken by another wait() in this program");
-    } else {
-        /* A shell around the program passes on the signal that killed it in this way. */
-        char shell[64] = "";
-        if (r->status > 128 && r->status < 128 + NSIG)
-            snprintf(shell, sizeof shell, " (128 + signal %d, %s)", r->status - 128, strsignal(r->status - 128));
-        snprintf(text + n, bytes - (size_t)n, "exited with %d%s after %.1f s", r->status, shell, r->seconds);
-    }
-    tr__output_last_lines(&j->output, index, "; its last lines:", text, bytes);
-}
-
-static int exit_code_of(const rank *r)
-{
-    return by_signal(r) ? 128 + r->status : r->status;
-}
-
-/* Once all have ended. */
-static tr__suspects find_suspects(const job *j)
-{
-    tr__suspects s = {0};
-    for (int i = 0; i < j->started; i++) {
-        const rank *r = &j->ranks[i];
-        if (is_victim(r)) continue;
-        s.count++;
-        s.rank = j->first_rank + i;
-        s.exit_code = exit_code_of(r);
-        if (s.exit_code) continue;
-        s.left++;
-        s.left_rank = s.rank;
-    }
-    return s;
-}
-
-/* The first that failed did so because it lost another rank, and it can be told which. */
-static bool report_culprit(const job *j)
-{
-    tr_launch_report *report = j->report;
-    tr__suspects suspects = find_suspects(j);
-    if (!only_victims(j) || !tr__suspects_judge(&suspects, &report->first_rank, &report->exit_code)) return false;
-    const rank *culprit = &j->ranks[report->first_rank - j->first_rank], *victim = &j->ranks[j->first];
-    bool left = report->exit_code == 0;
-    report->signal = by_signal(culprit) ? culprit->status : 0;
-    snprintf(report->text, sizeof report->text,
-        "rank %d (pid %d) %s after %.1f s, though rank %d (pid %d) %s and exited with %d", report->first_rank,
-        (int)culprit->pid, left ? "exited with 0" : "went on until it was ended", culprit->seconds,
-        j->first_rank + j->first, (int)victim->pid, left ? "still needed it" : "had lost it", TR_EXIT_PEER);
-    tr__output_last_lines(&j->output, j->first, "; its last lines:", report->text, sizeof report->text);
-    if (j->extra.victim) *j->extra.victim = j->first;
-    return true;
-}
-
-static tr_status conclude(job *j)
-{
-    tr_launch_report *report = j->report;
-    report->seconds = now_seconds() - j->start;
-    if (j->error) {
-        snprintf(report->text, sizeof report->text, "%s", j->error->message);
-        return tr__fail_stored(j->error);
-    }
-    if (j->first >= 0) {
-        const rank *r = &j->ranks[j->first];
-        if (report_culprit(j)) return tr__fail(TR_CHILD, "%s", report->text);
-        report->first_rank = j->first_rank + j->first;
-        report->signal = by_signal(r) ? r->status : 0;
-        report->exit_code = exit_code_of(r);
-        describe_death(j, r, report->text, sizeof report->text);
-        return tr__fail(TR_CHILD, "%s", report->text);
-    }
-    if (!j->stopped && !(j->interrupt && j->stage == KILLING)) return TR_OK;
-    report->signal = j->interrupt;
-    report->exit_code = 128 + j->interrupt;
-    snprintf(report->text, sizeof report->text, "stopped by signal %d (%s) after %.1f s", j->interrupt,
-        strsignal(j->interrupt), report->seconds);
-    return tr__fail(TR_INTERRUPTED, "%s", report->text);
-}
-
 /* ---- Other nodes -------------------------------------------------------------------------------------------------- */
 
-/* How this node stands; once all of it has ended, its report is where the others can read it. */
-static void tell_nodes(job *j, bool ended)
-{
-    const rank *r = j->first >= 0 ? &j->ranks[j->first] : NULL;
-    tr__word word = {.interrupt = j->interrupt, .ended = ended, .told = j->nodes.mine.told};
-    word.outcome = r || j->error ? TR__FAILED : j->stopped ? TR__STOPPED : TR__WELL;
-    if (r) {
-        word.rank = j->first_rank + j->first;
-        word.signal = by_signal(r) ? r->status : 0;
-        word.exit_code = exit_code_of(r);
-        word.at_ms = (int64_t)((j->start + r->seconds) * 1e3) - j->nodes.start_ns / 1000000;
-    } else if (j->error) {
-        word.rank = j->first_rank + j->started;
-        word.exit_code = EXIT_FAILURE;
-    }
-    if (ended) word.suspects = find_suspects(j);
-    if (word.outcome == TR__FAILED && ended && !word.told) {
-        tr_launch_report *report = j->report;
-        if (j->error) snprintf(report->text, sizeof report->text, "%s", j->error->message);
-        else describe_death(j, r, report->text, sizeof report->text);
-        word.told = tr__nodes_publish(&j->nodes, report->text);
-    }
-    tr__nodes_say(&j->nodes, &word);
-}
-
 /* Tells the other nodes, and does what they tell; true when they are done, too. */
-static bool step_nodes(job *j, bool ended)
+static bool step_nodes(tr__job *j, bool ended)
 {
     if (!j->nodes.count || j->gave_up) return true;
-    if (!j->nodes.over) tell_nodes(j, ended);
+    if (!j->nodes.over) tr__job_tell_nodes(j, ended);
     if (tr__nodes_step(&j->nodes)) {
         if (j->nodes.lost || tr__nodes_first_failure(&j->nodes)) settle(j);
         int sig = 0;
@@ -573,17 +363,9 @@ static bool step_nodes(job *j, bool ended)
     return j->nodes.over || j->nodes.lost;
 }
 
-static tr_status conclude_nodes(job *j)
-{
-    char own[sizeof j->report->text];
-    snprintf(own, sizeof own, "%s", j->report->text);
-    *j->report = (tr_launch_report){.first_rank = -1, .seconds = now_seconds() - j->start};
-    return tr__nodes_conclude(&j->nodes, own, j->report);
-}
-
 /* ---- The job ----------------------------------------------------------------------------------------------------- */
 
-static void reap(job *j)
+static void reap(tr__job *j)
 {
     for (int i = 0; i < j->started; i++) {
         while (waitpid(j->groups[i], NULL, 0) < 0 && errno == EINTR) continue;
@@ -594,12 +376,12 @@ static void reap(job *j)
 
 static void on_tick(uv_timer_t *timer)
 {
-    job *j = timer->data;
+    tr__job *j = timer->data;
     for (int i = 0; i < j->started; i++)
         if (j->ranks[i].running && j->ranks[i].pidfd < 0) check_death(&j->ranks[i]);
 }
 
-static void supervise(job *j)
+static void supervise(tr__job *j)
 {
     for (;;) {
         bool ended = step(j);
@@ -617,7 +399,7 @@ static void close_handle(uv_handle_t *handle, void *unused)
 }
 
 /* With loop, output and guard ready: from the first rank's start to the last one's end. */
-static tr_status run_ranks(job *j)
+static tr_status run_ranks(tr__job *j)
 {
     if (start_ranks(j)) {
         j->error = tr__error_take(); /* what comes now may fail too, but this is what to report */
@@ -626,7 +408,7 @@ static tr_status run_ranks(job *j)
     }
     supervise(j);
     tr__guard_stop(&j->guard);
-    tr_status status = j->nodes.count && !j->gave_up ? conclude_nodes(j) : conclude(j);
+    tr_status status = tr__job_conclude(j);
     tr__error_unref(j->error);
     reap(j);
     return status;
@@ -634,13 +416,13 @@ static tr_status run_ranks(job *j)
 
 static void on_guard_lost(void *user)
 {
-    job *j = user;
+    tr__job *j = user;
     if (j->error) return;
     j->error = tr__error_take();
     enter(j, ENDING);
 }
 
-static tr_status run_with_store(job *j, const tr__env_options *where)
+static tr_status run_with_store(tr__job *j, const tr__env_options *where)
 {
     TR__TRY(tr__env_make(&j->env, where));
     tr__stalls_watch(&j->stalls, &j->loop, where->job);
@@ -648,7 +430,7 @@ static tr_status run_with_store(job *j, const tr__env_options *where)
         .lost = on_guard_lost, .user = j}));
     const tr__output_options output = {.first_rank = j->first_rank, .ranks = j->options.ranks,
         .function = j->options.output, .user = j->options.user, .log_dir = j->options.log_dir,
-        .prefixed = j->options.stdin_text != NULL};
+        .prefixed = j->options.stdin_text != NULL, .append = j->restarts > 0};
     tr_status status = tr__output_open(&j->output, &j->loop, &output);
     if (status) {
         tr__guard_stop(&j->guard);
@@ -657,7 +439,7 @@ static tr_status run_with_store(job *j, const tr__env_options *where)
     return run_ranks(j);
 }
 
-static tr_status run_on_this_node(job *j, tr__env_options where)
+static tr_status run_on_this_node(tr__job *j, tr__env_options where)
 {
     TR_SCOPE; /* the store serves until the job is over */
     TR__TRY(tr__random_text(j->token, sizeof j->token));
@@ -673,7 +455,7 @@ static tr_status run_on_this_node(job *j, tr__env_options where)
     return run_with_store(j, &where);
 }
 
-static tr_status run_on_nodes(job *j, tr__env_options where)
+static tr_status run_on_nodes(tr__job *j, tr__env_options where)
 {
     char name[TR_LAUNCH_JOB_NAME + 1];
     snprintf(name, sizeof name, "%s", j->options.rendezvous);
@@ -687,14 +469,15 @@ static tr_status run_on_nodes(job *j, tr__env_options where)
     return run_with_store(j, &where);
 }
 
-static tr_status run_with_loop(job *j)
+static tr_status run_with_loop(tr__job *j)
 {
     uv_timer_init(&j->loop, &j->timer);
     j->timer.data = j;
     TR__TRY(tr__random_text(j->mark, sizeof j->mark));
     if (j->options.pass_signals) TR__TRY(open_signals(j)); /* before any thread, for threads inherit the mask */
     const tr__env_options where = {.extra = j->options.env, .first_rank = j->first_rank, .ranks = j->options.ranks,
-        .mark = j->mark, .job = j->options.job, .call = j->extra.call};
+        .mark = j->mark, .job = j->options.job, .restarts = j->restarts, .max_restarts = j->options.max_restarts,
+        .call = j->extra.call};
     return j->nodes.count ? run_on_nodes(j, where) : run_on_this_node(j, where);
 }
 
@@ -707,7 +490,7 @@ static int fill_stdio(int fillers[3])
     return count;
 }
 
-static tr_status run_job(job *j)
+static tr_status run_job(tr__job *j)
 {
     int error = uv_loop_init(&j->loop);
     if (error) return tr__fail(TR_IO, "launch: cannot make an event loop: %s", uv_strerror(error));
@@ -725,16 +508,41 @@ static tr_status run_job(job *j)
     return status;
 }
 
-/* The nodes meet before signals are taken from this program. */
-static tr_status meet_and_run(job *j)
+/* A job as it is before its ranks are started, the first time and each time that they are started again. */
+static void begin(tr__job *j)
 {
-    if (j->options.nodes <= 1) return run_job(j);
-    if (!j->options.token) j->options.token = getenv("TRIREME_TOKEN");
-    tr_status status = tr__nodes_meet(&j->nodes, &j->options, j->options.token);
+    *j = (tr__job){.options = j->options, .extra = j->extra, .report = j->report, .nodes = j->nodes, .first_rank = j->first_rank,
+        .restarts = j->restarts, .ranks = j->ranks, .groups = j->groups, .grace = j->grace, .signal_fd = -1, .first = -1,
+        .start = tr__launch_now(), .oom_kills = tr__count_oom_kills()};
+    memset(j->ranks, 0, (size_t)j->options.ranks * sizeof *j->ranks);
+    *j->report = (tr_launch_report){.first_rank = -1};
+}
+
+/* Are the ranks to be started again? One has failed by itself, nobody has stopped the job, and the other nodes go on, too. */
+static bool begins_again(tr__job *j, tr_status status)
+{
+    bool wanted = status == TR_CHILD && j->restarts < j->options.max_restarts && !j->interrupt;
+    if (!wanted || (j->nodes.count && !tr__nodes_begin_again(&j->nodes))) return false;
+    j->restarts++;
+    tr__log(TR_LOG_WARN, "launch: %s\nlaunch: all ranks are started again, time %d of %d", j->report->text, j->restarts,
+        j->options.max_restarts);
+    return true;
+}
+
+/* The nodes meet before signals are taken from this program, once for all times that their ranks are started. */
+static tr_status meet_and_run(tr__job *j)
+{
+    bool alone = j->options.nodes <= 1;
+    if (!alone && !j->options.token) j->options.token = getenv("TRIREME_TOKEN");
+    tr_status status = alone ? TR_OK : tr__nodes_meet(&j->nodes, &j->options, j->options.token);
     j->first_rank = j->nodes.first_rank;
-    j->start = now_seconds();
-    if (status == TR_OK) status = run_job(j);
-    tr__nodes_leave(&j->nodes);
+    if (status == TR_OK) {
+        do {
+            begin(j);
+            status = run_job(j);
+        } while (begins_again(j, status));
+    }
+    if (!alone) tr__nodes_leave(&j->nodes);
     return status;
 }
 
@@ -743,6 +551,8 @@ static tr_status check_options(const tr_launch_options *o)
     if (!o->argv || !o->argv[0] || !*o->argv[0]) return tr__fail(TR_INVALID, "launch: no program: argv is empty");
     if (o->ranks < 1 || o->ranks > TR_LAUNCH_MAX_RANKS)
         return tr__fail(TR_INVALID, "launch: %d ranks: it takes 1 to %d", o->ranks, TR_LAUNCH_MAX_RANKS);
+    if (o->max_restarts < 0)
+        return tr__fail(TR_INVALID, "launch: .max_restarts is %d: it takes 0 and more", o->max_restarts);
     if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
     if (o->job && (!*o->job || strlen(o->job) > TR_LAUNCH_JOB_NAME || strpbrk(o->job, "/ \t\n")))
         return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);
@@ -761,7 +571,7 @@ static tr_status check_options(const tr_launch_options *o)
 tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *extra)
 {
     tr_launch_report unused;
-    job j = {.signal_fd = -1, .first = -1, .extra = *extra};
+    tr__job j = {.extra = *extra};
     memcpy(&j.options, options, options->size < sizeof j.options ? options->size : sizeof j.options);
     j.options.size = sizeof j.options;
     j.report = j.options.report ? j.options.report : &unused;
@@ -775,8 +585,6 @@ tr_status tr__launch(const tr_launch_options *options, const tr__launch_extra *e
     j.ranks = calloc((size_t)j.options.ranks, sizeof *j.ranks);
     j.groups = calloc((size_t)j.options.ranks, sizeof *j.groups);
     j.grace = TR__GIVEN(&j.options, grace_ms) ? j.options.grace_ms * 1e-3 : default_grace_seconds;
-    j.start = now_seconds();
-    j.oom_kills = count_oom_kills();
     int fillers[3], filled = fill_stdio(fillers);
     tr_status status = j.ranks && j.groups ? meet_and_run(&j)
         : tr__fail(TR_NO_MEMORY, "launch: no memory for %d ranks", j.options.ranks);

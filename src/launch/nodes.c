@@ -82,13 +82,16 @@ static tr_status compare(const tr__nodes *n)
         if (node->program_bytes && first->program_bytes && node->program_bytes != first->program_bytes)
             return tr__fail(TR_MISMATCH, "launch: node %d (%s) has another program than node 0 (%s): %lld bytes, not %lld", i,
                 node->host, first->host, (long long)node->program_bytes, (long long)first->program_bytes);
+        if (node->max_restarts != first->max_restarts)
+            return tr__fail(TR_MISMATCH, "launch: node %d (%s) is to start failed ranks again up to %d times, node 0 (%s) up to %d times",
+                i, node->host, node->max_restarts, first->host, first->max_restarts);
     }
     return TR_OK;
 }
 
 static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
 {
-    tr__node mine = {.ranks = o->ranks, .program_bytes = size_of_program(o->argv[0])};
+    tr__node mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .program_bytes = size_of_program(o->argv[0])};
     snprintf(mine.version, sizeof mine.version, "%s", tr_version());
     gethostname(mine.host, sizeof mine.host - 1);
     TR__TRY(tr_all_gather(n->group, &mine, n->nodes, (int64_t)sizeof mine, .dtype = TR_U8));
@@ -377,6 +380,18 @@ tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *re
     /* Node 0, which serves the store, is the last to go. */
     if (!n->lost) n->lost = tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = n->timeout_ms)) != TR_OK;
     return status ? tr__fail(status, "%s", report->text) : TR_OK;
+}
+
+bool tr__nodes_begin_again(tr__nodes *n)
+{
+    bool sound = n->over && !n->lost;
+    for (int i = 0; i < n->count; i++) sound &= !n->all[i].interrupt && !n->all[i].unable;
+    if (!sound) return false;
+    memset(n->all, 0, (size_t)n->count * sizeof *n->all);
+    n->mine = (tr__word){0};
+    n->over = false;
+    n->next_ns = 0;
+    return true;
 }
 
 void tr__nodes_leave(tr__nodes *n)

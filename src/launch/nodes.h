@@ -36,13 +36,14 @@ typedef struct tr__word {
     int32_t signal;
     int32_t interrupt; /* the first signal that its user sent; 0: none */
     int32_t told;      /* its report is in the store */
+    int32_t unable;    /* TR__FAILED: it could not start its ranks */
     tr__suspects suspects;
     int64_t at_ms;     /* TR__FAILED: when, since the nodes have met */
 } tr__word;
 
 /* What a node tells of itself when they meet. */
 typedef struct tr__node {
-    int32_t ranks;
+    int32_t ranks, max_restarts;
     int64_t program_bytes; /* the executable's */
     char version[16];
     char host[TR__NODE_NAME];
@@ -88,6 +89,9 @@ bool tr__nodes_publish(tr__nodes *nodes, const char *text);
 /* When .over or .lost: fills in the job's report, the same on all nodes but for those that were lost. own is this node's
  * text. */
 tr_status tr__nodes_conclude(tr__nodes *nodes, const char *own, tr_launch_report *report);
+/* After that: is all as when the nodes had met, so that they may start their ranks again? All nodes find the same, but for those that
+ * are lost: not where one was interrupted, or could not start its ranks. */
+bool tr__nodes_begin_again(tr__nodes *nodes);
 void tr__nodes_leave(tr__nodes *nodes);
 
 #endif

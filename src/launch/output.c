@@ -232,7 +232,8 @@ static tr_status open_logs(tr__output *o)
     for (int i = 0; i < o->ranks; i++) {
         char path[PATH_MAX];
         snprintf(path, sizeof path, "%s/rank-%d.log", folder, o->options.first_rank + i);
-        o->logs[i] = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+        int anew = o->options.append ? 0 : O_TRUNC;
+        o->logs[i] = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | anew, 0666);
         if (o->logs[i] < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot write %s", path);
     }
     return TR_OK;

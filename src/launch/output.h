@@ -47,6 +47,7 @@ typedef struct tr__output_options {
     void *user;
     const char *log_dir;       /* or NULL */
     bool prefixed;             /* the lines are those of launchers, longer by their "[3] " */
+    bool append;               /* to the files in log_dir, which are made anew otherwise */
 } tr__output_options;
 
 struct tr__output {

@@ -36,6 +36,8 @@ tr_status tr__env_make(tr__env *env, const tr__env_options *o)
     write_mark(env->text[9], bytes, o->mark);
     snprintf(env->text[10], bytes, "TRIREME_STORE=1");
     snprintf(env->text[11], bytes, "TRIREME_JOB=%s", o->job);
+    snprintf(env->text[12], bytes, "TORCHELASTIC_RESTART_COUNT=%d", o->restarts);
+    snprintf(env->text[13], bytes, "TORCHELASTIC_MAX_RESTARTS=%d", o->max_restarts);
     tr__env_set_rank(env, 0);
     for (int i = o->call ? 0 : 1; i < contract; i++) tr__environment_set(env->entries, env->text[i]);
     return TR_OK;

@@ -14,7 +14,7 @@ typedef struct tr__env {
     char **entries; /* as execve() takes it; the strings are borrowed or lie in text */
     const tr__call *call;
     int first_rank;
-    char text[12][320];
+    char text[14][320];
 } tr__env;
 
 typedef struct tr__env_options {
@@ -24,6 +24,7 @@ typedef struct tr__env_options {
     const char *host; /* where the store is */
     int port;
     const char *token, *job;
+    int restarts, max_restarts;
     const char *mark;     /* what only processes of this launcher carry */
     const tr__call *call; /* what the ranks are to run; NULL: a program */
 } tr__env_options;

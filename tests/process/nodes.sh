@@ -102,6 +102,30 @@ for k in 0 1; do
         fail "node $k does not name the rank that exited with 0"
 done
 
+# All nodes start their ranks again after one has failed, though these have met at the same store before.
+for k in 0 1; do
+    node $k -n 2 --max-restarts 2 sh -c '"$0" where; [ $RANK != 3 ] || [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 5' \
+        "$BUILD/process/collectives"
+done
+expect "0 0"
+for k in 0 1; do
+    [ "$(grep -c "rank $((2 * k)) of 4, local" out$k)" = 2 ] || fail "rank $((2 * k)) did not meet the others twice: $(cat out$k err$k)"
+    grep -q 'node 1 (.*): rank 3 (pid .*) exited with 5' err$k || fail "node $k does not say why it starts again"
+    grep -q 'all ranks are started again, time 1 of 2' err$k || fail "node $k does not say that it starts again"
+done
+for k in 0 1; do node $k --max-restarts 1 sh -c '[ $RANK = 0 ] || exit 5; exec sleep 1000'; done
+expect "1 1"
+for k in 0 1; do [ "$(grep -c 'rank 1 (pid .*) exited with 5' err$k)" = 2 ] || fail "node $k: $(cat err$k)"; done
+node 0 --max-restarts 2 true
+node 1 --max-restarts 3 true
+expect "1 1"
+for k in 0 1; do grep -q 'to start failed ranks again up to 3 times, node 0 (.*) up to 2 times' err$k || fail "node $k: $(cat err$k)"; done
+node 0 --max-restarts 2 sh -c "sleep $mark"
+node 1 --max-restarts 2 ./missing
+expect "1 1"
+! grep -q 'started again' err0 err1 || fail "ranks that cannot be started are started again"
+gone "sleep $mark"
+
 # A launcher is killed.
 for victim in 1 0; do
     node 0 sh -c "echo up; sleep $mark"

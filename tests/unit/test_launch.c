@@ -298,6 +298,38 @@ static void test_exit_code(void **state)
     assert_non_null(strstr(report.text, "exited with 137 (128 + signal 9, Killed) after"));
 }
 
+static void test_ranks_start_again(void **state)
+{
+    (void)state;
+    const char *fails_twice = "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS;"
+                              " [ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 0 ] || exit 3; exec sleep 0.2";
+    assert_int_equal(RUN(fails_twice, 2, .max_restarts = 5), TR_OK);
+    assert_said("0> start 0 of 5\n");
+    assert_said("1> start 2 of 5\n");
+    assert_null(strstr(heard.text, "start 3"));
+    assert_string_equal(report.text, "");
+    assert_no_children();
+
+    assert_int_equal(RUN(fails_twice, 2, .max_restarts = 1), TR_CHILD);
+    assert_int_equal(report.first_rank, 1);
+    assert_int_equal(report.exit_code, 3);
+    assert_null(strstr(heard.text, "start 2 of 1"));
+    assert_int_equal(RUN("exit 0", 2, .max_restarts = -1), TR_INVALID);
+    assert_no_children();
+}
+
+static void test_an_interrupt_starts_nothing_again(void **state)
+{
+    (void)state;
+    heard.signal_after = "up";
+    heard.signal_lines = 2;
+    assert_int_equal(RUN("trap 'exit 7' INT; echo up; while :; do sleep 0.05; done", 2, .max_restarts = 5, .pass_signals = true),
+        TR_INTERRUPTED);
+    assert_int_equal(heard.lines, 2);
+    assert_int_equal(tr_launch(((const char *const[]){"./missing", NULL}), 2, .output = collect, .user = &heard, .report = &report,
+        .max_restarts = 5), TR_NOT_FOUND);
+}
+
 static void test_last_lines_are_the_last(void **state)
 {
     (void)state;
@@ -608,6 +640,8 @@ int main(int argc, char **argv)
         TEST(test_slow_reader_holds_the_ranks),
         TEST(test_deaths_are_seen_while_output_waits),
         TEST(test_exit_code),
+        TEST(test_ranks_start_again),
+        TEST(test_an_interrupt_starts_nothing_again),
         TEST(test_last_lines_are_the_last),
         TEST(test_killed_rank_ends_the_job),
         TEST(test_grace),

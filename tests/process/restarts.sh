@@ -1,0 +1,42 @@
+#!/bin/sh
+# `trireme train --max-restarts`, and under `trireme run --max-restarts`: a rank is killed in the middle, all start again, and the
+# training ends with the weights of one that nothing disturbed. ctest: timeout=240
+. "$SOURCE/tests/process/common"
+cd "$work"
+
+cat "$SOURCE"/include/trireme/*.h >text
+options="--data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --threads 1 --plain --steps 600 --save-every 100"
+
+# kill_one COMMAND…: kills its rank 1 when a checkpoint is there, and waits for its end.
+kill_one() {
+    : >err
+    "$@" >out 2>err &
+    job=$!
+    tries=0
+    until [ -d disturbed/checkpoint-100 ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 1200 ] || fail "never a checkpoint: $(cat err)"
+        sleep 0.02
+    done
+    kill -9 "$("$TRIREME" why "$job" | sed -n 's/^ *rank 1 (pid \([0-9]*\)).*/\1/p')"
+    end
+    [ $code = 0 ] || fail "exit code $code: $(cat err)"
+    grep -q 'rank 1 (pid [0-9]*) was killed by signal 9' err || fail "the first cause is not said"
+    grep -q 'all ranks are started again, time 1 of 3' err || fail "the ranks did not start again"
+    cmp -s disturbed/checkpoint-600/model.safetensors quiet/checkpoint-600/model.safetensors || fail "other weights than undisturbed"
+    [ "$(wc -l <disturbed/log.jsonl)" = "$(wc -l <quiet/log.jsonl)" ] || fail "other rows in log.jsonl"
+    rm -r disturbed
+}
+
+# shellcheck disable=SC2086
+"$TRIREME" train gpt $options --ranks 2 --out quiet >out 2>err || fail "undisturbed: $(cat err)"
+# shellcheck disable=SC2086
+kill_one "$TRIREME" train gpt $options --ranks 2 --max-restarts 3 --out disturbed
+# shellcheck disable=SC2086
+kill_one "$TRIREME" run -n 2 --max-restarts 3 "$TRIREME" train gpt $options --out disturbed
+
+# Before there is a checkpoint the training begins anew.
+# shellcheck disable=SC2086
+"$TRIREME" run -n 2 --max-restarts 1 sh -c '[ $RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1; exec "$0" "$@"' \
+    "$TRIREME" train gpt $options --steps 20 --out anew >out 2>err || fail "anew: $(cat err)"
+[ -d anew/checkpoint-20 ] || fail "it did not train"
