@@ -146,7 +146,9 @@ TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
  * without micro-batches (they must divide the rows), also for dropouts (tr_seed() the stages for the batch). x is needed by the
  * first stage, y (NULL: none) by the last. The first step over a group compares the ranks' .micro_batches and .schedule, of
  * which others are TR_MISMATCH. loss, unless NULL, gets the mean loss, on all ranks. After a failure the gradients
- * are worth nothing; over a group the other ranks learn of it when the one that failed leaves. */
+ * are worth nothing, and a group is broken: the other ranks get TR_PEER with the message of the one that failed. The mean of
+ * micro-batches' losses is the batch's where each loss is a mean over as many rows: with ignored targets or class weights let the
+ * loss function sum and divide by .micro_batches times the batch's count itself. */
 TR_API TR_MUST_CHECK tr_status tr_pipeline_step(tr_pipeline *pipeline, tr_tensor *x, tr_tensor *y, double *loss);
 
 /* ---- Meshes: several kinds of parallelism at once ------------------------------------------------------------------- */

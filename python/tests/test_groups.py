@@ -40,6 +40,32 @@ def works(rank, world):
     y = torch.arange(12.0).view(3, 4).t()
     dist.all_reduce(y, async_op=True).get_future().wait()
     alike(y, torch.arange(12.0).view(3, 4).t() * world)
+    # What lies otherwise in memory is copied back, into parameters too, where autograd has nothing to say.
+    for asynchronous in (False, True):
+        weight = torch.nn.Parameter(torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last))
+        work = dist.all_reduce(weight, async_op=asynchronous)
+        if asynchronous:
+            work.get_future().wait()
+        alike(weight.detach(), torch.arange(24.0).view(2, 3, 2, 2) * world)
+        square = torch.nn.Parameter(torch.full((2, 3), float(rank)))
+        dist.broadcast(square.t(), 1)
+        alike(square.detach(), torch.ones(2, 3))
+    with torch.inference_mode():
+        z = torch.ones(3, 4).t()
+    dist.all_reduce(z)
+    alike(z, torch.full((4, 3), float(world)))
+    # A copy that fails is the future's failure, and the next one comes all the same.
+    with unittest.mock.patch("trireme._work.put_back", side_effect=RuntimeError("no copy")):
+        first = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        broken = dist.all_reduce(torch.ones(3, 4).t(), async_op=True).get_future()
+        try:
+            broken.wait()
+            raise AssertionError("the copy did not fail")
+        except RuntimeError as error:
+            assert "no copy" in str(error), error
+        first.wait()
+    dist.all_reduce(torch.ones(5), async_op=True).get_future().wait()
+    assert dist.all_reduce(torch.ones(5), async_op=True).wait(timedelta(days=50))
     for _ in range(20):  # nobody holds the work, or its memory
         dist.all_reduce(torch.ones(200000), async_op=True)
         gc.collect()

@@ -20,6 +20,18 @@ def failure(status):
     return kind(f"trireme: {message()}")
 
 
+def milliseconds(timeout):
+    """Of a timedelta that limits something; the library counts up to 24.8 days, which is all the same as for ever."""
+    return max(1, min(int(timeout.total_seconds() * 1000), 2**31 - 1))
+
+
+def put_back(results):
+    """Copies results to where they belong: into values, of which autograd hears nothing, also in inference mode."""
+    with torch.inference_mode():
+        for target, source in results:
+            target.detach().copy_(source)
+
+
 class Work(_TorchWork):
     """Holds the tensors until the library no longer touches them; `finish` then puts results where they belong. source: of a send or
     receive, where the library notes the rank that the message is from."""
@@ -38,15 +50,17 @@ class Work(_TorchWork):
                 if status:
                     self._error = failure(status)
                 else:
-                    for target, source in self._finish:
-                        target.copy_(source)
+                    try:
+                        put_back(self._finish)
+                    except Exception as error:  # who waits hears of it, and nobody waits for ever
+                        self._error = error
                 self._held = self._finish = ()
                 self._ended = True
 
     def _wait(self, timeout):
         if not self._ended:
             if timeout and timeout > _NO_TIMEOUT:
-                status = lib.tr_wait_for(self._handle, max(1, int(timeout.total_seconds() * 1000)))
+                status = lib.tr_wait_for(self._handle, milliseconds(timeout))
                 if status == _c.TR_TIMEOUT and not _done(self._handle):
                     raise failure(status)
             else:

@@ -24,7 +24,7 @@ from ._autoload import autoload
 from ._library import filled, kept, lib, log, message, quick, release
 from ._share import share_memory  # noqa: F401: public
 from ._store import Store, meeting_host
-from ._work import Ended, Joint, Waiter, Work, failure
+from ._work import Ended, Joint, Waiter, Work, failure, milliseconds, put_back
 
 TESTED = tuple(f"2.{minor}" for minor in range(7, 16))
 
@@ -122,7 +122,7 @@ def _counts(sizes):
 
 
 def _milliseconds(timeout):
-    return 0 if timeout is None or timeout == _UNSET else max(1, int(timeout.total_seconds() * 1000))
+    return 0 if timeout is None or timeout == _UNSET else milliseconds(timeout)
 
 
 # ---- The group ----------------------------------------------------------------------------------------------------------
@@ -243,8 +243,7 @@ class ProcessGroup(dist.ProcessGroup):
                       lib.tr_run_list(self._group, b"".join(calls), len(calls)))
             if status:
                 raise failure(status)
-            for target, dense in finish:
-                target.copy_(dense)
+            put_back(finish)
             return _ENDED
         if self._orphans:
             self._reap()
@@ -674,7 +673,7 @@ def _call_it(opts):
 
 def _create(opts, pg_options=None):
     options = _choose_options(pg_options)
-    rank, size, timeout = opts.group_rank, opts.group_size, min(_milliseconds(opts.timeout), 2**31 - 1)
+    rank, size, timeout = opts.group_rank, opts.group_size, _milliseconds(opts.timeout)
     watch_exit()
 
     def join(group):

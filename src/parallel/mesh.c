@@ -1,5 +1,6 @@
 /* Meshes: the ranks of a world as a box whose edges are data, tensor and pipeline parallel. */
 #include "base/given.h"
+#include "comm/agree.h"
 #include "comm/group.h"
 
 #include <trireme/parallel.h>
@@ -39,6 +40,17 @@ static tr_status measure(const tr_mesh_options *o, int world, int size[TR_MESH_A
         size[TR_MESH_DP], size[TR_MESH_TP], size[TR_MESH_PP], (long long)(size[TR_MESH_DP] * others), world, world);
 }
 
+/* Boxes of other edges would overlap: each rank would be in groups that others see otherwise. What is wrong on all ranks is found
+ * after this, so that nobody waits here for one that has failed. */
+static tr_status compare(const tr_mesh_options *o)
+{
+    tr__facts facts = {0};
+    tr__facts_say(&facts, "dp", "%d", o->dp);
+    tr__facts_say(&facts, "tp", "%d", TR__OR(o, tp, 1));
+    tr__facts_say(&facts, "pp", "%d", TR__OR(o, pp, 1));
+    return tr__agree_once(o->world, "mesh", &facts);
+}
+
 /* rank = (pp * DP + dp) * TP + tp. Ranks that differ in one place only are a group, in the order of that place. */
 static tr_status split(tr_mesh *mesh, tr_group *world, const int size[TR_MESH_AXES])
 {
@@ -62,6 +74,7 @@ tr_mesh *tr_mesh_new_with(const tr_mesh_options *options)
     int size[TR_MESH_AXES];
     tr_status status = options->world ? tr_status_of(options->world)
                                       : tr__fail(TR_INVALID, "mesh: it takes a group, not NULL");
+    if (status == TR_OK) status = compare(options);
     if (status == TR_OK) status = measure(options, tr_world_size(options->world), size);
     if (status == TR_OK) status = split(mesh, options->world, size);
     if (status != TR_OK) tr__object_break(mesh);

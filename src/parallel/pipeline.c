@@ -220,6 +220,15 @@ static tr_status check_batch(const tr_pipeline *p, const tr_tensor *x, const tr_
     return tr__fail(TR_SHAPE, "pipeline: x %s and y %s have different numbers of rows", TR__TEXT(x->shape), TR__TEXT(y->shape));
 }
 
+static tr_status check_stages(const tr_pipeline *p)
+{
+    for (int i = 0; i < p->count; i++) {
+        TR_SCOPE;
+        TR__TRY(tr__gradients_stay("pipeline", tr_parameters(p->stages[i].module), "gradients of all micro-batches are added up"));
+    }
+    return TR_OK;
+}
+
 /* A rank that expects another number of micro-batches would wait for what nobody sends. */
 static tr_status compare_options(tr_pipeline *p)
 {
@@ -237,12 +246,10 @@ tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double
     TR__TRY(tr_status_of(pipe));
     if (!pipe) return tr__fail(TR_INVALID, "pipeline: it is NULL");
     TR__TRY(compare_options(pipe));
-    TR__TRY(check_batch(pipe, x, y));
-    for (int i = 0; i < pipe->count; i++) {
-        TR_SCOPE;
-        TR__TRY(tr__gradients_stay("pipeline", tr_parameters(pipe->stages[i].module),
-            "gradients of all micro-batches are added up"));
-    }
+    tr_status fit = check_batch(pipe, x, y);
+    if (fit == TR_OK) fit = check_stages(pipe);
+    if (fit != TR_OK && pipe->group) pipe->link->give_up(pipe->link); /* other ranks have begun the step */
+    TR__TRY(fit);
     job j = {.pipe = pipe, .x = x, .y = y};
     tr_status status = tr__workers_run(pipe->workers, pipe->count, member, &j);
     for (int i = 0; i < pipe->count; i++)

@@ -18,7 +18,7 @@ typedef struct tr__link {
     tr_status (*receive)(struct tr__link *link, int from, int to, int micro, tr_device device, tr_tensor **out);
     /* A step ends: with everything handed over, or, after a failure, given up by all stages of this process. */
     tr_status (*end)(struct tr__link *link, tr_status status);
-    /* A stage has failed: those that wait for it here do so no longer. */
+    /* A stage has failed, for the reason that is this thread's latest failure: those that wait for it do so no longer. */
     void (*give_up)(struct tr__link *link);
 } tr__link;
 

@@ -2,6 +2,7 @@
  * Stages that are ranks of a group. A tensor goes as two messages: what it is, then its elements. Sends are not waited for
  * until the step ends, so that two neighbours that send to each other do not wait for each other.
  */
+#include "comm/control.h"
 #include "parallel/pipeline_link.h"
 
 #include <trireme/autograd.h>
@@ -119,9 +120,10 @@ static tr_status end(tr__link *link, tr_status status)
     return status == TR_OK ? reap((ranks_link *)link, true) : status;
 }
 
+/* The others would wait, or take the messages of this step for those of the next one. */
 static void give_up(tr__link *link)
 {
-    (void)link; /* the other ranks learn of it when this one leaves */
+    tr__group_give_up(((ranks_link *)link)->group);
 }
 
 tr__link *tr__link_ranks(tr_group *group)

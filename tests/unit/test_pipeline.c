@@ -353,7 +353,27 @@ static void ranks_of_other_options_are_refused(void **state)
     run(2, step_otherwise, NULL);
 }
 
-static void leave_early(rank *r)
+/* Else rank 1 would take the activations of the step that it has left out for those of the next one. */
+static void refuse_a_batch(rank *r)
+{
+    tr_module *stage = tr_linear(1, 1);
+    tr_pipeline *pipe = tr_pipeline_new(&stage, 1, .loss = sum_loss, .group = r->group);
+    OK(tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), NULL, NULL));
+    OK(tr_barrier(r->group)); /* rank 0 has the loss of that step */
+    tr_status status = tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), r->number ? tr_ones(TR_SHAPE(3, 1)) : NULL, NULL);
+    CHECK(status == (r->number ? TR_SHAPE : TR_PEER));
+    SAYS("4 micro-batches do not divide the 3 rows of y");
+    CHECK(tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), NULL, NULL) != TR_OK);
+}
+
+static void a_batch_that_one_rank_refuses_ends_the_step_on_all(void **state)
+{
+    (void)state;
+    run(2, refuse_a_batch, NULL);
+    run_tcp(2, refuse_a_batch, NULL, NULL);
+}
+
+static void fail_at_once(rank *r)
 {
     tr_module *stage = tr_linear(1, 1);
     CHECK(tr_status_of(tr_pipeline_new((tr_module *[]){stage, stage}, 2, .loss = sum_loss, .group = r->group)) == TR_INVALID);
@@ -363,16 +383,16 @@ static void leave_early(rank *r)
         CHECK(tr_pipeline_step(pipe, tr_ones(TR_SHAPE(6, 1)), NULL, NULL) == TR_SHAPE);
     } else {
         CHECK(tr_pipeline_step(pipe, NULL, NULL, NULL) == TR_PEER);
-        SAYS("stage 1 on cpu:0, forward of micro-batch 0");
         SAYS("rank 0");
+        SAYS("4 micro-batches do not divide the 6 rows of x");
     }
     (void)!tr_leave(r->group);
 }
 
-static void a_rank_that_leaves_is_named(void **state)
+static void a_rank_that_fails_first_is_named(void **state)
 {
     (void)state;
-    run(2, leave_early, NULL);
+    run(2, fail_at_once, NULL);
 }
 
 int main(void)
@@ -388,7 +408,8 @@ int main(void)
         cmocka_unit_test(one_forward_one_backward_holds_less),
         cmocka_unit_test(ranks_are_like_one_device),
         cmocka_unit_test(ranks_of_other_options_are_refused),
-        cmocka_unit_test(a_rank_that_leaves_is_named),
+        cmocka_unit_test(a_batch_that_one_rank_refuses_ends_the_step_on_all),
+        cmocka_unit_test(a_rank_that_fails_first_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -193,6 +193,9 @@ static void a_mesh_is_a_box_of_ranks(void **state)
 
 static void check_boxes(rank *r)
 {
+    CHECK(tr_status_of(tr_mesh_new(r->group, .tp = r->number < 2 ? 2 : 3)) == TR_MISMATCH);
+    SAYS("mesh: ranks differ: tp is 2 on ranks 0 and 1, 3 on ranks 2, 3, 4 and 5");
+    CHECK(tr_status_of(tr_mesh_new(r->group, .tp = r->number ? 1 : 7)) == TR_MISMATCH);
     CHECK(tr_status_of(tr_mesh_new(r->group, .dp = 2, .tp = 2)) == TR_INVALID);
     SAYS("makes 4 ranks and the world has 6: the product must be 6");
     CHECK(tr_status_of(tr_mesh_new(r->group, .tp = 4)) == TR_INVALID);
