@@ -248,8 +248,8 @@ typedef struct tr_trainer_options {
                                    first tensor, and the last step at which all were equal. TRIREME_CHECK=replicas makes
                                    it every step, unless this is 0 */
     bool stop_on_spike;         /* a gradient norm above 1,000 times the median of the last 100 (at least 20) steps is a
-                                   warning in the log that names the parameter and, unless ranks step in backward, the
-                                   rank. With this it is TR_INVALID instead, and the step is not applied */
+                                   warning in the log that names the rank and the parameter. With this it is
+                                   TR_INVALID instead, and the step is not applied */
     bool step_after_backward;   /* all gradients are there until the step has been made, for on_step of tr_fit() to read,
                                    and none is applied before all are known to be finite (in the steps that look) */
 } tr_trainer_options;

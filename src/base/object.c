@@ -118,7 +118,7 @@ tr__error *tr__error_take(void)
     atomic_init(&error->refs, 1);
     error->status = state.status ? state.status : TR_INTERNAL;
     error->source = NULL;
-    error->path_length = 0;
+    error->root_length = error->path_length = 0;
     memcpy(error->message, state.message, length + 1);
     return error;
 }
@@ -316,11 +316,12 @@ tr_status tr_object_break(void *object)
     return tr__object_break(object);
 }
 
-void tr__error_set_source(void *object, const void *source, size_t path_length)
+void tr__error_set_source(void *object, const void *source, size_t root_length, size_t path_length)
 {
     tr__object *o = object;
     if (immortal(o) || !o->error || o->error == &no_memory_error) return;
     o->error->source = source;
+    o->error->root_length = root_length;
     o->error->path_length = path_length;
 }
 

@@ -11,6 +11,7 @@
 #include "autograd/arena.h"
 #include "base/clock.h"
 #include "optim/optimizer.h"
+#include "parallel/ddp.h"
 #include "parallel/replicas.h"
 #include "train/gradient_watch.h"
 #include "train/metrics.h"
@@ -147,6 +148,7 @@ static tr_status choose_when_to_step(tr_trainer *t, double loss, bool *finite)
     TR__TRY(tr_step_in_backward(t->optimizer, t->in_backward));
     tr__in_backward_pause(t->optimizer, !told);
     tr__in_backward_measure(t->optimizer, tr__gradients_are_watched(t));
+    if (t->world_size > 1) tr__ddp_measure(t->net, t->in_backward && tr__gradients_are_watched(t));
     return TR_OK;
 }
 
@@ -304,7 +306,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
         int64_t n = t->share - at < p->micro_batch ? t->share - at : p->micro_batch;
         TR__TRY(tr__trainer_learn(t, at, n, at + n == t->share, &own.loss));
     }
-    TR__TRY(tr__gradient_norm(t, &own.norm));
+    TR__TRY(tr__gradient_norms(t, &own));
     TR__TRY(share(t, &own, row, stop));
     TR__TRY(update(t, row));
     row->step = ++t->step;

@@ -62,6 +62,7 @@ typedef struct tr__said {
     double loss; /* its part of the batch's */
     double stop; /* 1: it wants to stop */
     double norm; /* of the gradients as they are after averaging; NaN: not known */
+    double own;  /* of its own, before averaging, where ranks step in backward; NaN: not known */
 } tr__said;
 
 enum { TR__NORMS = 100 };
