@@ -108,6 +108,18 @@ static inline void tr__error_kept(tr__error **error)
         if (tr__status != TR_OK) return tr__status;        \
     } while (0)
 
+/* A line of the program. Until the end of the block this thread's calls between ranks are told as made there (TR__FILE), unless
+ * file is NULL: then by the place that is known already, if any. */
+typedef struct tr__call_site {
+    const char *file; /* NULL: not known */
+    int line;
+} tr__call_site;
+#define TR__CALLED_AT(file, line)                                                              \
+    __attribute__((cleanup(tr__call_site_leave), unused)) tr__call_site tr__call_site_before = \
+        tr__call_site_enter(file, line)
+tr__call_site tr__call_site_enter(const char *file, int line);
+void tr__call_site_leave(tr__call_site *before);
+
 /* Whether ops record a graph on this thread. */
 bool tr__grad_mode(void);
 bool tr__grad_mode_set(bool on);

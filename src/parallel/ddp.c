@@ -693,6 +693,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)
 {
+    TR__CALLED_AT(options->file, options->line);
     tr_module *module = tr_module_new("ddp", sizeof(ddp), forward);
     if (tr_status_of(module) != TR_OK) return module;
     tr_module_on_release(module, release);

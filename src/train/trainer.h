@@ -30,6 +30,7 @@ typedef struct tr__plan {
     const char *allow_different; /* or NULL */
     int64_t check_replicas; /* steps between two comparisons of all ranks; 0: none */
     bool stop_on_spike;
+    tr__call_site place;    /* where the trainer is made: its steps outside tr_fit() are told as made there */
 } tr__plan;
 
 /* The plan of options o, for the settings that all trainers name alike; a trainer's own follow. */
@@ -39,7 +40,7 @@ typedef struct tr__plan {
         .optimizer = (o)->optimizer, .user = (o)->user, .step_in_backward = (o)->step_in_backward,                       \
         .step_after_backward = (o)->step_after_backward,                                                                 \
         .allow_different = (o)->allow_different, .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),           \
-        .stop_on_spike = (o)->stop_on_spike, __VA_ARGS__})
+        .stop_on_spike = (o)->stop_on_spike, .place = {(o)->file, (o)->line}, __VA_ARGS__})
 
 /* Where a trainer's batches come from, and how its model is validated. */
 typedef struct tr__task {
