@@ -19,9 +19,11 @@ typedef struct tr_backward_options {
     tr_tensor *root;      /* what is differentiated: a scalar, or any shape with .gradient given */
     tr_tensor *gradient;  /* d(loss)/d(root), the shape of root; NULL: 1 */
     bool retain_graph;    /* keep what backward needs, so that it can run again */
+    const char *file;     /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_backward_options;
 /* Adds d(root)/d(leaf) to the gradient of every leaf that requires one. Frees the graph's saved tensors as it goes. */
-#define tr_backward(...) TR__NEW1(tr_backward, root, __VA_ARGS__)
+#define tr_backward(...) TR__NEW1(tr_backward, root, __VA_ARGS__, TR__HERE)
 TR_API TR_MUST_CHECK tr_status tr_backward_with(const tr_backward_options *options);
 
 /* The gradient that backward left at a leaf: its own object, not a copy, the same one until it is set anew; NULL when

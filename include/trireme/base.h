@@ -234,6 +234,19 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__NEW3(name, a, b, c, ...) name##_with(TR__NAMED_OPTIONS3(name##_options, a, b, c, __VA_ARGS__))
 #define TR__NEW4(name, a, b, c, d, ...) name##_with(TR__NAMED_OPTIONS4(name##_options, a, b, c, d, __VA_ARGS__))
 
+/* Where in the program a call is, for messages; TR__HERE fills in the last fields of options. In the library it is the place of
+ * the program's call that has led there. */
+#ifndef TR__IN_LIBRARY
+#define TR__FILE __FILE__
+#define TR__LINE __LINE__
+#else
+#define TR__FILE tr__call_file(__FILE__)
+#define TR__LINE tr__call_line(__LINE__)
+const char *tr__call_file(const char *own);
+int tr__call_line(int own);
+#endif
+#define TR__HERE .file = TR__FILE, .line = TR__LINE
+
 /* ---- Data types ------------------------------------------------------------------------------------------------ */
 
 /* X(NAME, "text", bytes). F32 is zero, so it is the default of every .dtype. */

@@ -207,9 +207,9 @@ TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective 
  * tr_broadcast_bytes(group, &data, &bytes, root): the root's *data of *bytes bytes, which stays the root's; the others get
  * a copy. What these make is freed with free(), and has a NUL behind it. Two collectives each, in the calls' order. */
 #define tr_all_gather_bytes(group, data, bytes, all, sizes) \
-    tr_all_gather_bytes_at((group), (data), (bytes), (all), (sizes), __FILE__, __LINE__)
+    tr_all_gather_bytes_at((group), (data), (bytes), (all), (sizes), TR__FILE, TR__LINE)
 #define tr_broadcast_bytes(group, data, bytes, root) \
-    tr_broadcast_bytes_at((group), (data), (bytes), (root), __FILE__, __LINE__)
+    tr_broadcast_bytes_at((group), (data), (bytes), (root), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes, void **all,
     int64_t *sizes, const char *file, int line);
 TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **data, size_t *bytes, int root,
@@ -266,23 +266,23 @@ TR_API TR_MUST_CHECK tr_status tr_agree_bytes(tr_group *group, const char *name,
 #define tr_barrier_async(group) tr_post((group), TR__IN_PLACE(TR_BARRIER, NULL, 0))
 #ifndef __cplusplus
 #define TR_COLLECTIVE(kind_, ...) \
-    ((tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__, __VA_ARGS__})
+    ((tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = TR__FILE, .line = TR__LINE, __VA_ARGS__})
 #define TR__IN_PLACE(kind_, ...)                                                                                  \
-    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__,        \
+    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = TR__FILE, .line = TR__LINE,        \
         .out_element = TR__ELEMENT(TR__FIRST(__VA_ARGS__, )), .out = __VA_ARGS__})
 #define TR__IN_OUT(kind_, in_, ...)                                                                                \
-    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = __FILE__, .line = __LINE__,         \
+    (&(tr_collective){.size = sizeof(tr_collective), .kind = (kind_), .file = TR__FILE, .line = TR__LINE,         \
         .in_element = TR__ELEMENT(in_), .in = (in_), .out_element = TR__ELEMENT(TR__FIRST(__VA_ARGS__, )), \
         .out = __VA_ARGS__})
 #else
 #define TR_COLLECTIVE(kind_, ...) \
-    (*tr__collective(TR__COLLECTIVE(__VA_ARGS__), kind_, 0, 0, __FILE__, __LINE__))
+    (*tr__collective(TR__COLLECTIVE(__VA_ARGS__), kind_, 0, 0, TR__FILE, TR__LINE))
 #define TR__IN_PLACE(kind_, out_, count_, ...)                                                                       \
     tr__collective(TR__COLLECTIVE(.out = out_, .count = count_ __VA_OPT__(, ) __VA_ARGS__), kind_, 0, tr__element(out_), \
-        __FILE__, __LINE__)
+        TR__FILE, TR__LINE)
 #define TR__IN_OUT(kind_, in_, out_, count_, ...)                                                                   \
     tr__collective(TR__COLLECTIVE(.out = out_, .count = count_, .in = in_ __VA_OPT__(, ) __VA_ARGS__), kind_,      \
-        tr__element(in_), tr__element(out_), __FILE__, __LINE__)
+        tr__element(in_), tr__element(out_), TR__FILE, TR__LINE)
 #define TR__COLLECTIVE(...) TR__LITERAL(tr_collective, .size = sizeof(tr_collective) __VA_OPT__(, ) __VA_ARGS__)
 #endif
 

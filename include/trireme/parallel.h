@@ -45,6 +45,8 @@ typedef struct tr_ddp_options {
                              compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
                              this is 0 */
     bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
+    const char *file;     /* where the call is, for messages: the macro sets both */
+    int line;
     tr_dtype compress;    /* TR_BF16 or TR_F16: gradients travel in 16 bits, half of the bytes; pays over networks, not in
                              shared memory */
     const tr_ddp_hook *hook; /* copied; NULL: an all_reduce with TR_AVG */
@@ -64,7 +66,7 @@ typedef struct tr_ddp_options {
  * that one backward goes through, and sync batch norms inside them, a group of its own (tr_group_split()) where
  * parameters may take part on some ranks only: over one group the ranks' buckets come in different orders, which is
  * TR_MISMATCH. */
-#define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__)
+#define tr_ddp(...) TR__NEW2(tr_ddp, module, group, __VA_ARGS__, TR__HERE)
 TR_API tr_module *tr_ddp_with(const tr_ddp_options *options);
 
 /* Compares what all ranks should hold alike, bit for bit: parameters, or an optimizer's state (tr_optimizer_state()).
@@ -188,12 +190,12 @@ TR_API TR_MUST_CHECK tr_status tr_mesh_leave(tr_mesh *mesh);
  * last pair is for what is shared out on both sides: sequence parallelism, sharded parameters. Blocks are equal; dim may be
  * negative. All ranks of the group make the calls, and their backwards, in the same order. In a group of one they give x.
  */
-#define tr_copy_to_op(group, x) tr_collective_op(TR_COPY_TO_OP, (group), (x), 0, __FILE__, __LINE__)
-#define tr_all_reduce_op(group, x) tr_collective_op(TR_ALL_REDUCE_OP, (group), (x), 0, __FILE__, __LINE__)
-#define tr_scatter_to_op(group, x, dim) tr_collective_op(TR_SCATTER_TO_OP, (group), (x), (dim), __FILE__, __LINE__)
-#define tr_gather_from_op(group, x, dim) tr_collective_op(TR_GATHER_FROM_OP, (group), (x), (dim), __FILE__, __LINE__)
-#define tr_all_gather_op(group, x, dim) tr_collective_op(TR_ALL_GATHER_OP, (group), (x), (dim), __FILE__, __LINE__)
-#define tr_reduce_scatter_op(group, x, dim) tr_collective_op(TR_REDUCE_SCATTER_OP, (group), (x), (dim), __FILE__, __LINE__)
+#define tr_copy_to_op(group, x) tr_collective_op(TR_COPY_TO_OP, (group), (x), 0, TR__FILE, TR__LINE)
+#define tr_all_reduce_op(group, x) tr_collective_op(TR_ALL_REDUCE_OP, (group), (x), 0, TR__FILE, TR__LINE)
+#define tr_scatter_to_op(group, x, dim) tr_collective_op(TR_SCATTER_TO_OP, (group), (x), (dim), TR__FILE, TR__LINE)
+#define tr_gather_from_op(group, x, dim) tr_collective_op(TR_GATHER_FROM_OP, (group), (x), (dim), TR__FILE, TR__LINE)
+#define tr_all_gather_op(group, x, dim) tr_collective_op(TR_ALL_GATHER_OP, (group), (x), (dim), TR__FILE, TR__LINE)
+#define tr_reduce_scatter_op(group, x, dim) tr_collective_op(TR_REDUCE_SCATTER_OP, (group), (x), (dim), TR__FILE, TR__LINE)
 typedef enum tr_collective_op_kind {
     TR_COPY_TO_OP, TR_ALL_REDUCE_OP, TR_SCATTER_TO_OP, TR_GATHER_FROM_OP, TR_ALL_GATHER_OP, TR_REDUCE_SCATTER_OP
 } tr_collective_op_kind;
@@ -292,9 +294,9 @@ TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_gr
 #define tr_send_tensor_async(group, t, peer, tag) TR__POST_TENSORS(group, TR_SEND, t, NULL, TR_SUM, peer, tag)
 #define tr_recv_tensor_async(group, t, peer, tag) TR__POST_TENSORS(group, TR_RECV, NULL, t, TR_SUM, peer, tag)
 #define TR__ON_TENSORS(group, kind, in, out, op, rank, tag) \
-    tr_collective_tensor((group), (kind), (in), (out), (op), (rank), (tag), __FILE__, __LINE__)
+    tr_collective_tensor((group), (kind), (in), (out), (op), (rank), (tag), TR__FILE, TR__LINE)
 #define TR__POST_TENSORS(group, kind, in, out, op, rank, tag) \
-    tr_collective_tensor_async((group), (kind), (in), (out), (op), (rank), (tag), __FILE__, __LINE__)
+    tr_collective_tensor_async((group), (kind), (in), (out), (op), (rank), (tag), TR__FILE, TR__LINE)
 /* rank: the root or the peer. file and line: where the caller is, for messages. */
 TR_API TR_MUST_CHECK tr_status tr_collective_tensor(tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out,
     tr_reduce_op op, int rank, int tag, const char *file, int line);

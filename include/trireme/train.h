@@ -192,11 +192,13 @@ typedef struct tr_evaluate_options {
     tr_loss_function loss;  /* NULL: cross-entropy of outputs [..., classes] with i64 or i32 y: [...] */
     void *user;             /* for loss */
     tr_score *score;
+    const char *file;     /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_evaluate_options;
 /* Runs net in eval mode and without a graph over a whole epoch of the loader, from its start, and moves y to the
  * outputs' device. Afterwards its modules are in their former modes. Duplicates do not count, so any number of ranks
  * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it. */
-#define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__))
+#define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 
 /* ---- Training ---------------------------------------------------------------------------------------------------- */
@@ -248,10 +250,12 @@ typedef struct tr_trainer_options {
                                    first tensor, and the last step at which all were equal. TRIREME_CHECK=replicas makes
                                    it every step, unless this is 0 */
     bool stop_on_spike;         /* a gradient norm above 1,000 times the median of the last 100 (at least 20) steps is a
-                                   warning in the log that names the parameter and, unless ranks step in backward, the
-                                   rank. With this it is TR_INVALID instead, and the step is not applied */
+                                   warning in the log that names the rank and the parameter. With this it is
+                                   TR_INVALID instead, and the step is not applied */
     bool step_after_backward;   /* all gradients are there until the step has been made, for on_step of tr_fit() to read,
                                    and none is applied before all are known to be finite (in the steps that look) */
+    const char *file;           /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_trainer_options;
 /* Ranks first compare their settings, in one exchange, before anything is read from a checkpoint, exchanged or written.
  * When they differ the trainer is in error on every rank, with TR_MISMATCH, and the message shows each value with its
@@ -269,7 +273,7 @@ typedef struct tr_trainer_options {
  * may differ; the values of parameters, which rank 0 broadcasts; and the state of the program's own functions and modules
  * (tr_module_detail() and tr_agree() are for these). Different kernels, as on processors with other instructions, are
  * logged. docs/trust.md has the details. */
-#define tr_trainer_new(...) tr_trainer_new_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__))
+#define tr_trainer_new(...) tr_trainer_new_with(TR__BRACES2(tr_trainer_options, model, text, __VA_ARGS__, TR__HERE))
 TR_API tr_trainer *tr_trainer_new_with(const tr_trainer_options *options);
 /* TR_INVALID when names, as in .allow_different (NULL: none), has a name that no trainer compares. For a program that
  * starts ranks, each of which would fail with the same message. */
@@ -307,9 +311,11 @@ typedef struct tr_classifier_trainer_options {
     int64_t check_replicas;
     bool stop_on_spike;
     bool step_after_backward;   /* as in tr_trainer_options */
+    const char *file;           /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_classifier_trainer_options;
 #define tr_classifier_trainer(...) \
-    tr_classifier_trainer_with(TR__BRACES2(tr_classifier_trainer_options, model, set, __VA_ARGS__))
+    tr_classifier_trainer_with(TR__BRACES2(tr_classifier_trainer_options, model, set, __VA_ARGS__, TR__HERE))
 TR_API tr_trainer *tr_classifier_trainer_with(const tr_classifier_trainer_options *options);
 
 /* Steps done, including those before the checkpoint. */
@@ -386,6 +392,8 @@ typedef struct tr_fit_options {
     /* Rank 0 calls it when it opens the folder and after each save, with all rows so far: tr_chart_loss() of
      * trireme/tools.h draws loss.svg. A failure ends the training. NULL: nothing is drawn. */
     tr_status (*draw)(const tr_metrics *metrics, const char *folder);
+    const char *file;              /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_fit_options;
 /* Trains to the end, or until a rank asks to stop; then saves. If the trainer's step is due for a validation that was
  * not finished, as when a rank was lost in it, the training begins with that validation, and saves it.
@@ -398,7 +406,7 @@ typedef struct tr_fit_options {
  *   - holds a checkpoint of a later step than the trainer's: another training's, or one to resume from with .resume;
  *   - is in use by another training;
  *   - is removed, moved or replaced during the training: earlier checkpoints in it are good. */
-#define tr_fit(...) tr_fit_with(TR__BRACES1(tr_fit_options, trainer, __VA_ARGS__))
+#define tr_fit(...) tr_fit_with(TR__BRACES1(tr_fit_options, trainer, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_fit_with(const tr_fit_options *options);
 
 #ifdef __cplusplus

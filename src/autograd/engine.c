@@ -567,5 +567,6 @@ tr_status tr__backward_to_leaves(const tr_backward_options *options, bool as_now
 
 tr_status tr_backward_with(const tr_backward_options *options)
 {
+    TR__CALLED_AT(options->file, options->line);
     return tr__backward_to_leaves(options, false);
 }

@@ -10,7 +10,7 @@
 
 /*
  * Thread-local state: the scope stack, the grad mode, autocast's dtype, the count of seeds given out and the latest
- * failure's message. The scope stack is one array of handles; `marks` holds where each scope begins in it. Handles outside
+ * failure's message, and the place of the program's call that is under way. The scope stack is one array of handles; `marks` holds where each scope begins in it. Handles outside
  * every scope sit below the first mark and are released when the thread ends.
  */
 typedef struct thread_state {
@@ -21,6 +21,7 @@ typedef struct thread_state {
     size_t lost_scopes; /* pushed when there was no memory for a mark: they pop without effect */
     bool no_grad;
     tr_dtype autocast; /* TR_F32: none */
+    tr__call_site place; /* of the program's call that is under way */
     uint64_t seeds;    /* that this thread has given to modules made without one */
     bool has_exit_hook;
     uint64_t failures; /* so many; */
@@ -118,7 +119,7 @@ tr__error *tr__error_take(void)
     atomic_init(&error->refs, 1);
     error->status = state.status ? state.status : TR_INTERNAL;
     error->source = NULL;
-    error->path_length = 0;
+    error->root_length = error->path_length = 0;
     memcpy(error->message, state.message, length + 1);
     return error;
 }
@@ -316,11 +317,12 @@ tr_status tr_object_break(void *object)
     return tr__object_break(object);
 }
 
-void tr__error_set_source(void *object, const void *source, size_t path_length)
+void tr__error_set_source(void *object, const void *source, size_t root_length, size_t path_length)
 {
     tr__object *o = object;
     if (immortal(o) || !o->error || o->error == &no_memory_error) return;
     o->error->source = source;
+    o->error->root_length = root_length;
     o->error->path_length = path_length;
 }
 
@@ -403,6 +405,28 @@ tr_dtype tr__autocast_set(tr_dtype dtype)
     tr_dtype was = state.autocast;
     state.autocast = dtype;
     return was;
+}
+
+tr__call_site tr__call_site_enter(const char *file, int line)
+{
+    tr__call_site before = state.place;
+    if (file) state.place = (tr__call_site){file, line};
+    return before;
+}
+
+void tr__call_site_leave(tr__call_site *before)
+{
+    state.place = *before;
+}
+
+const char *tr__call_file(const char *own)
+{
+    return state.place.file ? state.place.file : own;
+}
+
+int tr__call_line(int own)
+{
+    return state.place.file ? state.place.line : own;
 }
 
 uint64_t tr__seeds_next(void)

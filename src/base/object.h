@@ -16,7 +16,8 @@ typedef struct tr__error {
     atomic_int refs;
     tr_status status;
     const void *source; /* the module that returned it last, to be compared only (nn/module.c); NULL: none */
-    size_t path_length; /* of the path from source to where it failed, with which the message begins */
+    size_t root_length; /* of "sequential.", what the message begins with where the path would begin with a number */
+    size_t path_length; /* of the path from source to where it failed, which follows */
     char message[];     /* NUL-terminated */
 } tr__error;
 
@@ -47,7 +48,7 @@ void *tr__object_pass(const tr__type *type, const void *in_error);
 tr_status tr__object_break(void *object);
 
 /* Notes which module returned this object in error (tr__error.source). Its error must not be shared yet. */
-void tr__error_set_source(void *object, const void *source, size_t path_length);
+void tr__error_set_source(void *object, const void *source, size_t root_length, size_t path_length);
 
 static inline const tr__error *tr__error_of(const void *object)
 {
@@ -106,6 +107,18 @@ static inline void tr__error_kept(tr__error **error)
         tr_status tr__status = (expression);               \
         if (tr__status != TR_OK) return tr__status;        \
     } while (0)
+
+/* A line of the program. Until the end of the block this thread's calls between ranks are told as made there (TR__FILE), unless
+ * file is NULL: then by the place that is known already, if any. */
+typedef struct tr__call_site {
+    const char *file; /* NULL: not known */
+    int line;
+} tr__call_site;
+#define TR__CALLED_AT(file, line)                                                              \
+    __attribute__((cleanup(tr__call_site_leave), unused)) tr__call_site tr__call_site_before = \
+        tr__call_site_enter(file, line)
+tr__call_site tr__call_site_enter(const char *file, int line);
+void tr__call_site_leave(tr__call_site *before);
 
 /* Whether ops record a graph on this thread. */
 bool tr__grad_mode(void);

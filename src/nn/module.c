@@ -244,10 +244,18 @@ static tr_status stop_at(tr__walk *walk, tr_module *module)
     return TR_END;
 }
 
+const char *tr__path_root(const tr_module *root, const char *path)
+{
+    if (*path < '0' || *path > '9') return "";
+    const tr__member *first = root->members;
+    for (; root->count == 1 && first->kind == TR__CHILD && !*first->name; first = root->members) root = first->child;
+    return root->name;
+}
+
 /*
- * An error that leaves a module says where it was made: the first module puts its name in front, "linear: inner sizes differ", those
- * around it the path to that one, "2.1: linear: inner sizes differ". The error knows which module it has left last, so each module
- * adds its own piece of the path.
+ * An error that leaves a module says where it was made: the first module puts its name in front, "linear: input [2, 3] does
+ * not fit", those around it the path to that one, "sequential.2.1: linear: input [2, 3] does not fit". The error knows which
+ * module it has left last, so each module adds its own piece of the path, and takes its own name for that of the root.
  */
 static tr_tensor *with_path(tr_module *module, const tr_tensor *in_error)
 {
@@ -256,17 +264,21 @@ static tr_tensor *with_path(tr_module *module, const tr_tensor *in_error)
     bool found = error->source && tr__module_walk(module, &(tr__walk){.module = stop_at, .user = &s}) == TR_END;
     tr_status status = tr_status_of(in_error); /* the thread's latest failure again: the walk may have had one */
     const char *message = tr_error_message();
+    char root[64] = "";
     size_t path_length = 0, name_length = strlen(module->name);
     if (found) {
+        message += error->root_length;
         path_length = strlen(s.path);
         const char *then = !path_length ? "" : error->path_length ? "." : ": ";
         path_length += error->path_length + (*then == '.');
-        tr__fail(status, "%s%s%s", s.path, then, message);
+        const char *name = path_length ? tr__path_root(module, *s.path ? s.path : message) : "";
+        if (*name) snprintf(root, sizeof root, "%.60s.", name);
+        tr__fail(status, "%s%s%s%s", root, s.path, then, message);
     } else if (error->source || strncmp(message, module->name, name_length) != 0 || message[name_length] != ':') {
         tr__fail_context(status, "%s", module->name);
     }
     tr_tensor *output = tr__tensor_failed();
-    tr__error_set_source(output, module, path_length);
+    tr__error_set_source(output, module, strlen(root), path_length);
     return output;
 }
 

@@ -50,6 +50,9 @@ typedef struct tr__walk {
     size_t length, capacity;
 } tr__walk;
 tr_status tr__module_walk(tr_module *root, tr__walk *walk);
+/* What messages put before a path of root's, with a dot between: the root's name, as "sequential", where the path begins with a
+ * number; else nothing (""). */
+const char *tr__path_root(const tr_module *root, const char *path);
 
 /*
  * A copy of a module's tree, to be run beside the original on another device. Its parameters are leaves: leaves[i] for entry

@@ -34,6 +34,7 @@
 #include "base/given.h"
 #include "comm/control.h"
 #include "nn/module.h"
+#include "optim/optimizer.h"
 #include "parallel/bucket_pool.h"
 #include "parallel/buffers.h"
 #include "parallel/ddp.h"
@@ -94,6 +95,8 @@ typedef struct ddp {
     _Atomic(tr__backward *) running; /* the backward that the counts belong to; NULL: none is under way */
     int next_bucket;       /* the first that has not gone out */
     int ended;             /* those before it have been averaged, and used up where they are to be */
+    bool measures;         /* this rank's own gradients, */
+    double squares;        /* whose sum of squares in the latest backward this is */
     bool hurries;          /* a bucket did not come back soon in this backward: no more of it waits for any */
     tr__bucket_pool pool;
 } ddp;
@@ -425,6 +428,10 @@ static tr_status send_bucket(ddp *d)
     const tr_tensor *memory = NULL;
     int64_t offset = 0;
     TR__TRY(gather_bucket(d, b, sink, &memory, &offset)); /* may end those before it */
+    for (int i = b->first; i < b->last && d->measures && !sink; i++) {
+        const tr_tensor *leaf = d->order[i]->leaf;
+        if (leaf->requires_grad) TR__TRY(tr__squares_add(leaf->leaf->grad, &d->squares));
+    }
     d->next_bucket++;
     if (d->hook.start) return start_hook(d, b, memory, offset);
     void *from = (char *)tr__ptr(memory) + (size_t)offset * tr_dtype_size(memory->dtype);
@@ -568,6 +575,7 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
         TR__TRY(tr__backward_on_end(backward, (tr__backward_callback){
             .finish = compare_ends, .cancel = stop_waiting, .user = d, .held = d->self, .last = true}));
     d->hurries = false;
+    d->squares = 0;
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     d->n_final = 0;
     for (int i = 0; i < d->n_buckets; i++) {
@@ -745,6 +753,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)
 {
+    TR__CALLED_AT(options->file, options->line);
     tr_module *module = tr_module_new("ddp", sizeof(ddp), forward);
     if (tr_status_of(module) != TR_OK) return module;
     tr_module_on_release(module, release);
@@ -776,6 +785,16 @@ const void *tr__ddp_group(const tr_module *module)
 {
     const ddp *d = module->forward == forward ? module->state : NULL;
     return d && tr_world_size(d->group) > 1 ? d->group : NULL;
+}
+
+void tr__ddp_measure(tr_module *module, bool on)
+{
+    ((ddp *)module->state)->measures = on;
+}
+
+double tr__ddp_own_squares(const tr_module *module)
+{
+    return ((const ddp *)module->state)->squares;
 }
 
 tr_status tr_ddp_sync(tr_module *module, bool on)

@@ -147,6 +147,7 @@ static tr_status share(tr_group *group, tr_status own, double sums[SUMS])
 
 tr_status tr_evaluate_with(const tr_evaluate_options *o)
 {
+    TR__CALLED_AT(o->file, o->line);
     double sums[SUMS] = {0};
     TR__TRY(tr_status_of(o->group));
     tr_group *group = o->group;

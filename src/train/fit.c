@@ -421,6 +421,7 @@ static tr_status fit_all(fit *f)
 
 tr_status tr_fit_with(const tr_fit_options *options)
 {
+    TR__CALLED_AT(options->file, options->line);
     TR__TRY(tr_status_of(options->trainer));
     tr_fit_report unwanted, *report = options->report ? options->report : &unwanted;
     *report = (tr_fit_report){.initial_loss = NAN, .final_loss = NAN, .step_ms_median = NAN};

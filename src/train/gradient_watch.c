@@ -2,7 +2,9 @@
 
 #include "base/log.h"
 #include "comm/ranks_text.h"
+#include "nn/module.h"
 #include "optim/optimizer.h"
+#include "parallel/ddp.h"
 #include "parallel/replicas.h"
 #include "train/gradient_origin.h"
 
@@ -28,14 +30,15 @@ bool tr__gradients_are_watched(const tr_trainer *t)
     return measurable && (t->plan.clip > 0 || t->step % LOOK_EVERY == 0);
 }
 
-tr_status tr__gradient_norm(const tr_trainer *t, double *norm)
+tr_status tr__gradient_norms(const tr_trainer *t, tr__said *said)
 {
     const char *worst;
     double squares;
-    *norm = NAN;
+    said->norm = said->own = NAN;
     if (!tr__gradients_are_watched(t)) return TR_OK;
     TR__TRY(tr__grad_squares(t->optimizer, &squares, &worst));
-    *norm = sqrt(squares);
+    said->norm = sqrt(squares);
+    if (t->in_backward && t->world_size > 1) said->own = sqrt(tr__ddp_own_squares(t->net));
     return TR_OK;
 }
 
@@ -83,16 +86,27 @@ static double printed(double x)
     return isnan(x) ? (double)NAN : x;
 }
 
-static const char *name_of(const tr_trainer *t, double parameter)
+enum { NAME = 320 };
+/* "layer1.0.conv1.weight", in quotes. To one that begins with a number its module's name is added, and its shape:
+ * "0.weight" (linear, [256, 784]). */
+static const char *name_of(const tr_trainer *t, double parameter, char text[NAME])
 {
-    return tr_list_name(t->optimizer->list, (int)parameter);
+    const char *name = tr_list_name(t->optimizer->list, (int)parameter), *last = strrchr(name, '.');
+    int n = snprintf(text, NAME, "\"%.200s\"", name);
+    if (!last || !*tr__path_root(t->plan.model, name)) return text;
+    char path[512];
+    snprintf(path, sizeof path, "%.*s", (int)(last - name), name);
+    const tr_module *module = tr_module_find(t->plan.model, path);
+    const tr_tensor *tensor = tr_list_at(t->optimizer->list, (int)parameter);
+    if (module) snprintf(text + n, NAME - (size_t)n, " (%.40s, %s)", tr_module_name(module), TR__TEXT(tensor->shape));
+    return text;
 }
 
 /* "; on rank 1 the gradient of "0.weight" is the first that is not finite, …" */
 static void put_origin(const tr_trainer *t, const tr__origin *origins, const int *bad, int count, char text[TEXT])
 {
     const tr__origin *first = &origins[bad[0]];
-    char ranks[TR__RANKS_TEXT], sample[96] = "", *at = text;
+    char ranks[TR__RANKS_TEXT], sample[96] = "", name[NAME], *at = text;
     tr__ranks_text(bad, count, count, ranks);
     if (first->sample >= 0)
         snprintf(sample, sizeof sample, ", and the input of its sample %.0f of the batch is not finite", first->sample);
@@ -100,8 +114,8 @@ static void put_origin(const tr_trainer *t, const tr__origin *origins, const int
         at += snprintf(at, TEXT / 2, "; it comes from %s, where%s the loss is %g", ranks,
                        count > 1 ? " on the first" : "", printed(first->loss));
     if (first->first >= 0)
-        at += snprintf(at, TEXT / 4, "%s the gradient of \"%.200s\" is the first that backward made not finite",
-                       t->world_size > 1 ? "," : ";", name_of(t, first->first));
+        at += snprintf(at, TEXT / 2, "%s the gradient of %s is the first that backward made not finite",
+                       t->world_size > 1 ? "," : ";", name_of(t, first->first, name));
     snprintf(at, TEXT / 8, "%s", sample);
 }
 
@@ -116,16 +130,16 @@ static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, 
         else if (!isfinite(origins[rank].loss) || !isfinite(origins[rank].norm))
             bad[count++] = rank;
     }
-    char what[64], origin[TEXT] = "";
+    char what[64], name[NAME], origin[TEXT] = "";
     if (isfinite(row->loss))
         snprintf(what, sizeof what, "the gradients' norm is %g", printed(row->grad_norm));
     else
         snprintf(what, sizeof what, "the loss is %s", isnan(row->loss) ? "not a number" : "infinite");
     if (origins[0].spoilt >= 0)
         snprintf(origin, sizeof origin,
-                 "; \"%.200s\" is not finite since an earlier step, whose gradients were not looked at: with "
-                 "clipping, each step's are",
-                 name_of(t, origins[0].spoilt));
+                 "; %s is not finite since an earlier step, whose gradients were not looked at: with clipping, "
+                 "each step's are",
+                 name_of(t, origins[0].spoilt, name));
     else if (count)
         put_origin(t, origins, bad, count, origin);
     else if (!unknown)
@@ -138,17 +152,40 @@ static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, 
                     diverged ? ": training has diverged, try a lower learning rate" : "");
 }
 
+/* "; it comes from rank 1, whose own gradients are not finite", of gradients that were measured before ranks averaged
+ * them. Returns whether that is so of all ranks. */
+static bool put_ranks(const tr_trainer *t, char text[TEXT])
+{
+    int *bad = calloc((size_t)t->world_size, sizeof *bad), count = 0;
+    char ranks[TR__RANKS_TEXT];
+    *text = 0;
+    if (t->world_size == 1 || !bad) return true;
+    for (int rank = 0; rank < t->world_size; rank++)
+        if (!isfinite(t->said[rank].own)) bad[count++] = rank;
+    if (count)
+        snprintf(text, TEXT, "; it comes from %s, whose own gradients are not finite",
+                 tr__ranks_text(bad, count, count, ranks));
+    else
+        snprintf(text, TEXT, "; each rank's own gradients are finite: they were damaged in memory or on the way, or their "
+            "sum overflows");
+    free(bad);
+    return count == t->world_size;
+}
+
 /* A norm that is known when backward has applied the gradients: all, or those before the first that was not finite. */
 static tr_status say_applied(const tr_trainer *t, const tr_metrics_row *row)
 {
-    static const char advice[] = "training has diverged, try a lower learning rate";
+    char ranks[TEXT], name[NAME];
+    const char *advice = put_ranks(t, ranks) ? ": training has diverged, try a lower learning rate" : "";
     int updated, count = t->optimizer->count, bad = tr__in_backward_stopped_at(t->optimizer, &updated);
+    double norm = printed(row->grad_norm);
     if (bad < 0)
-        return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g: every gradient is finite, and the sum of their squares "
-            "overflows; all %d parameters had been updated: %s", t->step + 1, printed(row->grad_norm), count, advice);
-    return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g; the gradient of \"%.200s\" is the first in backward whose "
-        "norm is not finite, when %d of the %d parameters had been updated: %s", t->step + 1, printed(row->grad_norm),
-        tr_list_name(t->optimizer->list, bad), updated, count, advice);
+        return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g: every gradient is finite, and the sum of "
+            "their squares overflows; all %d parameters had been updated: training has diverged, try a lower learning rate",
+            t->step + 1, norm, count);
+    return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g; the gradient of %s is the first in backward "
+        "whose norm is not finite, when %d of the %d parameters had been updated%s%s", t->step + 1, norm,
+        name_of(t, bad, name), updated, count, ranks, advice);
 }
 
 /* ---- Spikes ------------------------------------------------------------------------------------------------------ */
@@ -172,19 +209,17 @@ static void put_spike(const tr_trainer *t, const tr__origin *origins, double nor
                      t->step + 1, norm, norm / usual, usual);
     const tr__origin *w = &origins[worst];
     if (w->failed || w->largest < 0) return;
-    char *at = text + n;
+    char *at = text + n, name[NAME];
     size_t room = TEXT - (size_t)n;
     if (norm > 1.01 * w->norm) /* the norm of a mean is not above the largest of the norms */
-        snprintf(at, room,
-                 "; computed again, no rank's own is above %.3g: the gradients were damaged in memory or on the way",
-                 w->norm);
-    else if (t->world_size > 1 && !t->in_backward) /* there the averages are all that is left */
-        snprintf(
-            at, room,
-            "; it comes from rank %d, whose own is %.3g (the others': %.3g at most), and there from \"%.200s\" (%.3g)",
-            worst, w->norm, others, name_of(t, w->largest), w->largest_norm);
+        snprintf(at, room, "; %sno rank's own is above %.3g: the gradients were damaged in memory or on the way",
+                 t->in_backward ? "" : "computed again, ", w->norm);
+    else if (t->world_size > 1)
+        snprintf(at, room, "; it comes from rank %d, whose own is %.3g (the others': %.3g at most), and %s from %s (%.3g)",
+                 worst, w->norm, others, t->in_backward ? "in the average" : "there", name_of(t, w->largest, name),
+                 w->largest_norm);
     else
-        snprintf(at, room, "; it comes from \"%.200s\" (%.3g)", name_of(t, w->largest), w->largest_norm);
+        snprintf(at, room, "; it comes from %s (%.3g)", name_of(t, w->largest, name), w->largest_norm);
 }
 
 /* One message for a series of them. */
@@ -201,6 +236,9 @@ static tr_status judge_size(tr_trainer *t, double norm, tr__origin *origins)
     if (norms->spiking && (!was || t->plan.stop_on_spike)) {
         char text[TEXT];
         TR__TRY(tr__gradient_origins(t, true, origins));
+        /* Of gradients that were used up in backward only the average can be measured again. */
+        if (t->in_backward && t->world_size > 1)
+            for (int rank = 0; rank < t->world_size; rank++) origins[rank].norm = t->said[rank].own;
         put_spike(t, origins, norm, usual, text);
         if (t->plan.stop_on_spike) return tr__fail(TR_INVALID, "%s; nothing was applied", text);
         if (t->rank == 0) tr__log(TR_LOG_WARN, "%s", text);

@@ -6,9 +6,9 @@
 
 /* Is the gradients' norm looked at in the step that is under way? Where backward uses them up, as it does. */
 bool tr__gradients_are_watched(const tr_trainer *trainer);
-/* The norm of the gradients that a step is about to apply, or has applied in backward. NaN where it is not looked at: in nine of
- * ten steps without clipping. */
-tr_status tr__gradient_norm(const tr_trainer *trainer, double *norm);
+/* said->norm, of the gradients that a step is about to apply, or has applied in backward, and said->own. NaN where they
+ * are not looked at: in nine of ten steps without clipping. */
+tr_status tr__gradient_norms(const tr_trainer *trainer, tr__said *said);
 /*
  * Judges the step's loss and the ranks' norms (trainer->said, of every rank), of which row gets the norm. The same on
  * all ranks:

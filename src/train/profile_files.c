@@ -36,6 +36,7 @@ typedef struct total {
 } total;
 
 typedef struct tables {
+    const tr_module *net; /* or NULL */
     const tr__span *spans;
     size_t count, lost;
     total *totals;
@@ -70,13 +71,17 @@ static total *add(tables *t, const total *key)
 static tr_status name_module(tr__walk *walk, tr_module *module)
 {
     tables *t = walk->user;
-    total key = {.kind = TR__SPAN_MODULE, .who = module, .name = *walk->path ? walk->path : tr_module_name(module)};
+    char name[512];
+    const char *root = tr__path_root(t->net, walk->path);
+    snprintf(name, sizeof name, "%.60s%s%s", root, *root ? "." : "", *walk->path ? walk->path : tr_module_name(module));
+    total key = {.kind = TR__SPAN_MODULE, .who = module, .name = name};
     if (find(t, &key) || add(t, &key)) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "out of memory");
 }
 
 static tr_status sum_up(tables *t, tr_module *net)
 {
+    t->net = net;
     if (net) TR__TRY(tr__module_walk(net, &(tr__walk){.module = name_module, .user = t}));
     for (size_t i = 0; i < t->count; i++) {
         const tr__span *s = &t->spans[i];

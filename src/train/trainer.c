@@ -11,6 +11,7 @@
 #include "autograd/arena.h"
 #include "base/clock.h"
 #include "optim/optimizer.h"
+#include "parallel/ddp.h"
 #include "parallel/replicas.h"
 #include "train/gradient_watch.h"
 #include "train/metrics.h"
@@ -147,6 +148,7 @@ static tr_status choose_when_to_step(tr_trainer *t, double loss, bool *finite)
     TR__TRY(tr_step_in_backward(t->optimizer, t->in_backward));
     tr__in_backward_pause(t->optimizer, !told);
     tr__in_backward_measure(t->optimizer, tr__gradients_are_watched(t));
+    if (t->world_size > 1) tr__ddp_measure(t->net, t->in_backward && tr__gradients_are_watched(t));
     return TR_OK;
 }
 
@@ -183,6 +185,7 @@ static tr_device device_of(tr_module *model)
 tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t work_bytes, tr__trainer_fill fill,
     const void *options)
 {
+    TR__CALLED_AT(plan->place.file, plan->place.line);
     tr_trainer *t = tr__object_new_sized(&trainer_type, work_bytes);
     if (tr_status_of(t) != TR_OK) return t;
     t->task = task;
@@ -213,6 +216,12 @@ int64_t tr_trainer_steps(const tr_trainer *t)
 int64_t tr_trainer_skipped(const tr_trainer *t)
 {
     return !t || tr__error_of(t) || !t->task->skipped ? 0 : t->task->skipped((tr_trainer *)t);
+}
+
+/* The file of the place of a step that the program makes by itself: where it made the trainer. */
+static const char *file_of(const tr_trainer *t)
+{
+    return tr__call_file(NULL) ? NULL : t->plan.place.file;
 }
 
 /* ---- A step ------------------------------------------------------------------------------------------------------ */
@@ -293,6 +302,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 {
     TR__TRY(tr_status_of(t));
     if (!t) return tr__fail(TR_INVALID, "trainer_step: no trainer");
+    TR__CALLED_AT(file_of(t), t->plan.place.line);
     const tr__plan *p = &t->plan;
     int64_t start = tr__now_ns();
     *row = (tr_metrics_row){.validation_loss = NAN, .grad_norm = NAN, .seconds = NAN, .validation_accuracy = NAN};
@@ -304,7 +314,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
         int64_t n = t->share - at < p->micro_batch ? t->share - at : p->micro_batch;
         TR__TRY(tr__trainer_learn(t, at, n, at + n == t->share, &own.loss));
     }
-    TR__TRY(tr__gradient_norm(t, &own.norm));
+    TR__TRY(tr__gradient_norms(t, &own));
     TR__TRY(share(t, &own, row, stop));
     TR__TRY(update(t, row));
     row->step = ++t->step;
@@ -317,6 +327,7 @@ tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
 {
     TR__TRY(tr_status_of(t));
     if (!t) return tr__fail(TR_INVALID, "trainer_validate: no trainer");
+    TR__CALLED_AT(file_of(t), t->plan.place.line);
     TR_AUTOCAST(autocast_of(t));
     TR__TRY(t->task->validate(t, score));
     t->validated_step = t->step;

@@ -30,6 +30,7 @@ typedef struct tr__plan {
     const char *allow_different; /* or NULL */
     int64_t check_replicas; /* steps between two comparisons of all ranks; 0: none */
     bool stop_on_spike;
+    tr__call_site place;    /* where the trainer is made: its steps outside tr_fit() are told as made there */
 } tr__plan;
 
 /* The plan of options o, for the settings that all trainers name alike; a trainer's own follow. */
@@ -39,7 +40,7 @@ typedef struct tr__plan {
         .optimizer = (o)->optimizer, .user = (o)->user, .step_in_backward = (o)->step_in_backward,                       \
         .step_after_backward = (o)->step_after_backward,                                                                 \
         .allow_different = (o)->allow_different, .check_replicas = TR__OR(o, check_replicas, TR__CHECK_EVERY),           \
-        .stop_on_spike = (o)->stop_on_spike, __VA_ARGS__})
+        .stop_on_spike = (o)->stop_on_spike, .place = {(o)->file, (o)->line}, __VA_ARGS__})
 
 /* Where a trainer's batches come from, and how its model is validated. */
 typedef struct tr__task {
@@ -62,6 +63,7 @@ typedef struct tr__said {
     double loss; /* its part of the batch's */
     double stop; /* 1: it wants to stop */
     double norm; /* of the gradients as they are after averaging; NaN: not known */
+    double own;  /* of its own, before averaging, where ranks step in backward; NaN: not known */
 } tr__said;
 
 enum { TR__NORMS = 100 };

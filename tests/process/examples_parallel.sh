@@ -1,5 +1,6 @@
 #!/bin/sh
-# The example programs of model, tensor and sharded parallelism: each checks itself against its twin.
+# The example programs of model, tensor and sharded parallelism, which check themselves against a twin, and of a model with
+# several outputs.
 . "$SOURCE/tests/process/common"
 cd "$work"
 
@@ -11,3 +12,15 @@ for ranks in 1 4; do
     "$BUILD/examples/sharded_optimizer" $ranks >out 2>err || fail "sharded_optimizer $ranks: $(cat out err)"
     grep -q 'the same weights as without' out || fail "sharded_optimizer $ranks says: $(cat out)"
 done
+for ranks in 1 2; do
+    "$BUILD/examples/vae" $ranks >out 2>err || fail "vae $ranks: $(cat out err)"
+    [ "$(head -c 15 samples.pgm)" = "$(printf 'P5\n224 224\n255')" ] && [ "$(wc -c <samples.pgm)" = 50191 ] || fail "vae writes no image"
+    # Patterns, not one grey: black pixels and white ones.
+    tail -c 50176 samples.pgm | od -An -v -tu1 -w1 | awk '{ dark += $1 < 30; light += $1 > 225 } END { exit !(dark > 3000 && light > 3000) }' ||
+        fail "vae $ranks draws no patterns"
+    rm samples.pgm
+done
+if [ -n "${TRIREME_TEST_DATA:-}" ]; then
+    "$BUILD/examples/vae" 2 "$TRIREME_TEST_DATA/mnist" >out 2>err || fail "vae on MNIST: $(cat out err)"
+    awk '/^epoch 5/ { loss = $NF } END { exit !(loss > 0 && loss < 140) }' out || fail "vae on MNIST says: $(cat out)"
+fi

@@ -102,8 +102,7 @@ static void a_rank_with_bad_data_is_named(void **state)
     const plan plans[] = {
         {1, -1, NAN, .clip = 1, .status = TR_INVALID,
          .words = "step 1: the loss is not a number; it comes from rank 1, where the loss is nan, the gradient of "
-                  "\"3.weight\" is the first "
-                  "that backward made not finite, and the input of its sample "},
+                  "\"3.weight\" (linear, [3, 8]) is the first that backward made not finite, and the input of its sample "},
         {2, -1, INFINITY, .clip = 0, .status = TR_INVALID, .words = "it comes from rank 2, where the loss is nan"},
         {0, -1, NAN, .micro_batch = 2, .plain = true, .status = TR_INVALID,
          .words = "it comes from rank 0, where the loss is nan"},
@@ -125,9 +124,8 @@ static void one_process_names_the_parameter(void **state)
     const plan p = {-1, -1, NAN, .clip = 1};
     run_of of = {.plan = &p};
     FAILS(TR_INVALID, train(&of, NULL, NULL, 0, NULL),
-          "step 1: the loss is not a number; the gradient of \"3.weight\" is the first that backward made not finite, "
-          "and the "
-          "input of its sample 0 of the batch is not finite; nothing was applied");
+          "step 1: the loss is not a number; the gradient of \"3.weight\" (linear, [3, 8]) is the first that backward made not "
+          "finite, and the input of its sample 0 of the batch is not finite; nothing was applied");
 }
 
 /* A rank's gradient is spoilt after it was computed: once more it is sound. */
@@ -145,7 +143,7 @@ static void weights_that_were_spoilt_before_are_named(void **state)
     (void)state;
     run(3, fail_as_planned,
         &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 5, .status = TR_INVALID,
-                .words = "step 6: the loss is not a number; \"0.weight\" is not finite since an earlier step"});
+                .words = "step 6: the loss is not a number; \"0.weight\" (linear, [8, 5]) is not finite since an earlier step"});
     run(3, fail_as_planned,
         &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 11, .step_after_backward = true, .status = TR_INVALID,
                 .words = "step 11: the gradients' norm is inf; computed again, each rank's own"});
@@ -157,12 +155,14 @@ static void fail_in_backward(rank *r)
     TR_SCOPE;
     run_of of = {.plan = r->arg};
     CHECK(train(&of, r->group, NULL, 0, NULL) == TR_INVALID);
-    SAYS("step 11: the gradients' norm is inf; the gradient of \"0.weight\" is the first in backward whose norm is not finite, when ");
-    SAYS(" of the 6 parameters had been updated");
+    SAYS("step 11: the gradients' norm is inf; the gradient of \"0.weight\" (linear, [8, 5]) is the first in backward whose norm is "
+         "not finite, when ");
+    SAYS(" of the 6 parameters had been updated; it comes from rank 1, whose own gradients are not finite");
+    CHECK(!strstr(tr_error_message(), "diverged"));
     CHECK(of.report.common_failure);
 }
 
-static void an_average_that_is_not_finite_names_the_parameter(void **state)
+static void an_average_that_is_not_finite_names_rank_and_parameter(void **state)
 {
     (void)state;
     run(3, fail_in_backward, &(plan){1, -1, INFINITY, .clip = 0, .hooked_step = 11});
@@ -205,7 +205,7 @@ static void a_spike_names_rank_and_parameter(void **state)
     plan p = {-1, LATE_SAMPLE, 1e7, .clip = 1, .plain = true, .status = TR_OK};
     run(3, fail_as_planned, &p);
     const char *said[] = {"step 38: the gradients' norm is ", "; it comes from rank 0", ", whose own is ",
-                          " (the others': ", "at most), and there from \"3.weight\" ("};
+                          " (the others': ", "at most), and there from \"3.weight\" (linear, [3, 8]) ("};
     for (int i = 0; i < 5; i++) WARNED(said[i]);
     warnings_end();
     p.stop_on_spike = true;
@@ -267,7 +267,7 @@ int main(void)
         cmocka_unit_test(one_process_names_the_parameter),
         cmocka_unit_test(damage_on_the_way_is_told_from_bad_data),
         cmocka_unit_test(weights_that_were_spoilt_before_are_named),
-        cmocka_unit_test(an_average_that_is_not_finite_names_the_parameter),
+        cmocka_unit_test(an_average_that_is_not_finite_names_rank_and_parameter),
         cmocka_unit_test(a_spike_is_a_warning_and_the_training_goes_on),
         cmocka_unit_test(a_spike_names_rank_and_parameter),
         cmocka_unit_test(averaged_gradients_that_differ_are_named),

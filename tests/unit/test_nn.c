@@ -194,24 +194,28 @@ static void test_errors_tell_the_way(void **state)
     TR_SCOPE;
     tr_module *net = tr_sequential(tr_module_new("square", 0, fails));
     tr_tensor *y = tr_forward(net, tr_ones(TR_SHAPE(2, 3)));
-    assert_failed(y, TR_SHAPE, "0: square: matmul");
-    assert_failed(tr_forward(net, y), TR_SHAPE, "0: square: matmul"); /* passed on, not told twice */
+    assert_failed(y, TR_SHAPE, "sequential.0: square: matmul");
+    assert_failed(tr_forward(net, y), TR_SHAPE, "sequential.0: square: matmul"); /* passed on, not told twice */
     assert_begins(tr_forward(tr_sequential(tr_relu_layer(), tr_sequential(tr_relu_layer(), tr_linear(4, 2))), tr_ones(TR_SHAPE(2, 3))),
-        "1.1: linear: ");
+        "sequential.1.1: linear: ");
     tr_tensor *image = tr_ones(TR_SHAPE(2, 3, 32, 32));
     tr_module *resnet = tr_resnet18(.classes = 10);
     TR_CHECK(tr_status_of(tr_forward(resnet, image)));
-    assert_begins(tr_forward(tr_sequential(resnet, tr_linear(11, 2)), image), "1: linear: ");
+    assert_begins(tr_forward(tr_sequential(resnet, tr_linear(11, 2)), image), "sequential.1: linear: ");
     assert_begins(tr_forward(resnet, tr_ones(TR_SHAPE(2, 4, 32, 32))), "conv1: conv2d: ");
+    tr_module *named = tr_module_new("named", sizeof(tr_module *), runs_kept);
+    *(tr_module **)tr_module_state(named) = tr_module_add(named, "body", tr_sequential(tr_relu_layer(), tr_linear(4, 2)));
+    assert_begins(tr_forward(named, tr_ones(TR_SHAPE(2, 3))), "body.1: linear: ");
 
     /* A wrapper counts as what it wraps. An error of a module that is not among its parts gets its name in front. */
     tr_module *wrapper = tr_module_new("wrapper", sizeof(tr_module *), runs_kept);
     *(tr_module **)tr_module_state(wrapper) = tr_module_add(wrapper, "", tr_sequential(tr_relu_layer(), tr_linear(4, 2)));
-    assert_begins(tr_forward(wrapper, tr_ones(TR_SHAPE(2, 3))), "1: linear: ");
-    assert_begins(tr_forward(tr_sequential(wrapper), tr_ones(TR_SHAPE(2, 3))), "0.1: linear: ");
+    assert_begins(tr_forward(wrapper, tr_ones(TR_SHAPE(2, 3))), "sequential.1: linear: ");
+    assert_begins(tr_forward(tr_sequential(wrapper), tr_ones(TR_SHAPE(2, 3))), "sequential.0.1: linear: ");
     tr_module *owner = tr_module_new("owner", sizeof(tr_module *), runs_kept);
     *(tr_module **)tr_module_state(owner) = net;
-    assert_begins(tr_forward(tr_sequential(tr_relu_layer(), owner), tr_ones(TR_SHAPE(2, 3))), "1: owner: 0: square: matmul");
+    assert_begins(tr_forward(tr_sequential(tr_relu_layer(), owner), tr_ones(TR_SHAPE(2, 3))),
+        "sequential.1: owner: sequential.0: square: matmul");
     assert_failed(tr_forward(tr_module_new("list", 0, NULL), tr_ones(TR_SHAPE(1))), TR_INVALID, "no forward");
     assert_failed(tr_forward(tr_module_new("void", 0, returns_null), tr_ones(TR_SHAPE(1))), TR_INVALID, "NULL");
     assert_failed(tr_forward((tr_module *)NULL, tr_ones(TR_SHAPE(1))), TR_INVALID, "NULL");

@@ -130,8 +130,8 @@ static void test_what_is_written(void **state)
         snprintf(name, sizeof name, "step %d", i);
         assert_int_equal(count_events(events, "step", name), i >= 3 && i < 6);
     }
-    assert_int_equal(count_events(events, "module", "0"), 3);
-    assert_int_equal(count_events(events, "module", "2"), 3);
+    assert_int_equal(count_events(events, "module", "sequential.0"), 3);
+    assert_int_equal(count_events(events, "module", "sequential.2"), 3);
     assert_true(count_events(events, "op", "linear") >= 6);
     assert_non_null(strstr(table, "Modules, forward"));
     assert_non_null(strstr(table, "backward linear"));

@@ -414,8 +414,8 @@ static void a_gradient_that_is_not_finite_is_named(void **state)
     assert_true(tr_grad_hook_add(middle, spoil, &s) >= 0);
     for (int step = 0; step < 10; step++) TR_CHECK(take_step(&t, step));
     float before[2] = {*(float *)tr_data(first), *(float *)tr_data(middle)};
-    assert_says(take_step(&t, 10), "step 11: the gradients' norm is inf; the gradient of \"2.weight\" is the first in backward "
-        "whose norm is not finite, when ");
+    assert_says(take_step(&t, 10), "step 11: the gradients' norm is inf; the gradient of \"2.weight\" (linear, [200, 300]) is "
+        "the first in backward whose norm is not finite, when ");
     assert_true(strstr(tr_error_message(), "of the 6 parameters had been updated") != NULL);
     assert_true(*(float *)tr_data(first) == before[0] && *(float *)tr_data(middle) == before[1]);
     TR_CHECK(take_step(&t, 10)); /* goes on */
@@ -439,8 +439,8 @@ static void norms_that_overflow_are_told(void **state)
     const char *const words[] = {
         "step 1: the gradients' norm is inf: every gradient is finite, and the sum of their squares overflows; all 2 parameters had been "
         "updated",
-        "step 1: the gradients' norm is inf; the gradient of \"0.weight\" is the first in backward whose norm is not finite, when 0 of the 2 "
-        "parameters had been updated"};
+        "step 1: the gradients' norm is inf; the gradient of \"0.weight\" (linear, [10, 100]) is the first in backward "
+        "whose norm is not finite, when 0 of the 2 parameters had been updated"};
     for (int i = 0; i < 2; i++) {
         training t;
         begin(&t, &k, (tr_classifier_trainer_options){0});
@@ -465,7 +465,7 @@ static void a_loss_that_is_not_finite_applies_nothing(void **state)
     tr_tensor *bias = tr_list_find(tr_parameters(t.net), "4.bias");
     float sound = *(float *)tr_data(bias);
     *(float *)tr_data(bias) = NAN;
-    assert_says(take_step(&t, 1), "step 2: the loss is not a number; \"4.bias\" is not finite since an earlier step");
+    assert_says(take_step(&t, 1), "step 2: the loss is not a number; \"4.bias\" (linear, [10]) is not finite since an earlier step");
     *(float *)tr_data(bias) = sound;
     assert_same("after a loss of NaN", tr_parameters(untouched.net), tr_parameters(t.net));
     TR_CHECK(take_step(&t, 1));
@@ -489,7 +489,36 @@ static void a_spike_names_the_parameter(void **state)
     }
     assert_true(row.grad_norm > 1e3);
     WARNED("step 211: the gradients' norm is ");
-    WARNED("; it comes from \"2.weight\" (");
+    WARNED("; it comes from \"2.weight\" (linear, [200, 300]) (");
+    warnings_end();
+}
+
+/* The gradient of rank 1 is spoilt before the ranks average it. */
+static void spike_on_a_rank(rank *r)
+{
+    TR_SCOPE;
+    training t;
+    const int64_t looked_at = 211;
+    begin(&t, &kinds[0], (tr_classifier_trainer_options){.group = r->group, .lr = 1e-6});
+    spoiler s = {.when = (int)looked_at, .factor = 1e9F};
+    if (r->number == 1) CHECK(tr_grad_hook_add(tr_list_find(tr_parameters(t.net), "0.weight"), spoil, &s) >= 0);
+    tr_metrics_row row;
+    for (int64_t step = 0; step < looked_at; step++) {
+        TR_SCOPE;
+        OK(tr_trainer_step(t.trainer, &row, &(bool){false}));
+    }
+    CHECK(row.grad_norm > 1e3);
+    OK(tr_leave(r->group));
+}
+
+static void a_spike_names_the_rank(void **state)
+{
+    (void)state;
+    warnings_keep();
+    run(3, spike_on_a_rank, NULL);
+    const char *said[] = {"step 211: the gradients' norm is ", "; it comes from rank 1, whose own is ", " (the others': ",
+                          " at most), and in the average from \"0.weight\" (linear, ["};
+    for (int i = 0; i < 4; i++) WARNED(said[i]);
     warnings_end();
 }
 
@@ -521,6 +550,7 @@ int main(void)
         cmocka_unit_test(norms_that_overflow_are_told),
         cmocka_unit_test(a_loss_that_is_not_finite_applies_nothing),
         cmocka_unit_test(a_spike_names_the_parameter),
+        cmocka_unit_test(a_spike_names_the_rank),
         cmocka_unit_test(what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

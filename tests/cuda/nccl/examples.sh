@@ -29,6 +29,7 @@ both 'sizes:' spawn_ddp --samples 80 2
 both loss hybrid_parallel --samples 36
 both loss sharded_optimizer --steps 3 3
 both loss tensor_parallel --steps 4
+both loss vae --samples 64 2
 both workers rpc_model_split --steps 4
 "$BUILD/examples/hybrid_rpc" --device cuda --backend nccl --steps 3 2 >out 2>err || fail "hybrid_rpc: $(cat err)" # beside one process
 

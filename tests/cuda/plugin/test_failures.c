@@ -87,7 +87,7 @@ static void asking_for_too_much(void)
     MUST(tr_module_to(net, gpu()) == TR_OK);
     tr_tensor *x = tr_zeros(TR_SHAPE(20000, 4), .device = gpu());
     MUST(tr_status_of(tr_forward(net, x)) == TR_NO_MEMORY); /* 240 MB of 64 */
-    MUST(strstr(tr_error_message(), "1.1: linear: no memory for 240000000 bytes on cuda:0: tensors hold "));
+    MUST(strstr(tr_error_message(), "sequential.1.1: linear: no memory for 240000000 bytes on cuda:0: tensors hold "));
     MUST(strstr(tr_error_message(), "a smaller batch takes less"));
 }
 

@@ -1,0 +1,100 @@
+/* Collectives that the library makes are told as made where the program called it. */
+#include "comm_ranks.h"
+
+#include <trireme/trireme.h>
+
+/* "… at tests/unit/test_call_places.c:31)": the failure that rank 1 has left names a line of this file. */
+#define TELLS(lines)                                                                                  \
+    do {                                                                                              \
+        char place[80];                                                                               \
+        snprintf(place, sizeof place, "test_call_places.c:%d)", (lines));                             \
+        SAYS(place);                                                                                  \
+        CHECK(!strstr(tr_error_message(), "src/"));                                                   \
+    } while (0)
+
+typedef enum call { EVALUATE, BACKWARD, FIT, STEP, MAKE_DDP, MAKE_TRAINER, CALLS } call;
+
+/* Rank 1 leaves before the call; rank 0 fails in it. */
+static void lose_a_rank(rank *r)
+{
+    TR_SCOPE;
+    call which = *(const call *)r->arg;
+    tr_tensor *x = tr_randn(1, TR_SHAPE(8, 4)), *y = tr_zeros(TR_SHAPE(8), .dtype = TR_I64);
+    tr_dataset *set = tr_dataset_tensors(x, y);
+    tr_module *net = tr_linear(4, 2, .seed = 1), *ddp = NULL;
+    tr_trainer *trainer = NULL;
+    if (which == BACKWARD) ddp = tr_ddp(net, r->group);
+    int made = __LINE__ + 2;
+    if (which == FIT || which == STEP)
+        trainer = tr_classifier_trainer(net, set, .group = r->group, .global_batch = 8, .steps = 2);
+    OK(tr_status_of(ddp));
+    OK(tr_status_of(trainer));
+    if (r->number == 1) {
+        OK(tr_leave(r->group));
+        return;
+    }
+    tr_score score;
+    tr_metrics_row row;
+    switch (which) {
+    case EVALUATE:
+        CHECK(tr_evaluate(net, tr_loader_new(set, .batch = 4, .group = r->group), .score = &score) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case BACKWARD:
+        CHECK(tr_backward(tr_mean(tr_forward(ddp, x))) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case FIT:
+        CHECK(tr_fit(trainer) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case STEP:
+        CHECK(tr_trainer_step(trainer, &row, &(bool){false}) == TR_PEER);
+        TELLS(made);
+        break;
+    case MAKE_DDP:
+        CHECK(tr_status_of(tr_ddp(net, r->group)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case MAKE_TRAINER:
+        CHECK(tr_status_of(tr_classifier_trainer(net, set, .group = r->group, .global_batch = 8)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    default: CHECK(false);
+    }
+}
+
+static void a_line_of_the_program_is_told(void **state)
+{
+    (void)state;
+    for (call which = EVALUATE; which < CALLS; which++) run(2, lose_a_rank, &which);
+}
+
+/* A place holds as long as the call, and no longer: a function that has none tells the library's own line. */
+static void after_the_call_it_is_forgotten(rank *r)
+{
+    TR_SCOPE;
+    tr_module *ddp = tr_ddp(tr_linear(4, 2, .seed = 1), r->group);
+    OK(tr_backward(tr_mean(tr_forward(ddp, tr_ones(TR_SHAPE(2, 4))))));
+    if (r->number == 1) {
+        OK(tr_leave(r->group));
+        return;
+    }
+    CHECK(tr_check_replicas(r->group, tr_parameters(ddp)) == TR_PEER);
+    SAYS("src/parallel/replicas.c:");
+}
+
+static void a_place_ends_with_its_call(void **state)
+{
+    (void)state;
+    run(2, after_the_call_it_is_forgotten, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_line_of_the_program_is_told),
+        cmocka_unit_test(a_place_ends_with_its_call),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
