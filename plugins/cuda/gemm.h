@@ -55,7 +55,9 @@ template <class C, class A, class B, class Out>
 __global__ void __launch_bounds__(THREADS, 1)
 multiply(sizes s, const __grid_constant__ A a, const __grid_constant__ B b, const __grid_constant__ Out out)
 {
-    __shared__ C of_a[DEPTH][TILE + 4], of_b[DEPTH][TILE + 4];
+    using tile = C[TILE + 4]; /* a row of either, padded: threads that write a column meet in fewer banks */
+    TR_DYNAMIC_SHARED(tile, of_a);
+    tile *of_b = of_a + DEPTH;
     int64_t columns = (s.n + TILE - 1) / TILE, row = blockIdx.x / columns * TILE, column = blockIdx.x % columns * TILE;
     int64_t begin = blockIdx.z * s.depth, end = begin + s.depth < s.k ? begin + s.depth : s.k;
     int y = threadIdx.x / 16 * EACH, x = threadIdx.x % 16 * EACH;
@@ -117,13 +119,14 @@ tr_status run(const job &j, int64_t batch, int64_t m, int64_t n, int64_t k, cons
     int64_t splits = least(least(parts_of(ENOUGH_TILES, tiles * batch), k / LEAST_DEPTH), MOST_SPLITS);
     sizes s = {m, n, k, batch, k};
     dim3 grid((unsigned)tiles, (unsigned)least(batch, GRID_YZ_LIMIT));
-    if (splits <= 1) return LAUNCH(j, (multiply<C, A, B, Out>), grid, (unsigned)THREADS, 0, s, a, b, out);
+    size_t shared = 2 * DEPTH * (TILE + 4) * sizeof(C);
+    if (splits <= 1) return LAUNCH(j, (multiply<C, A, B, Out>), grid, (unsigned)THREADS, shared, s, a, b, out);
     s.depth = parts_of(parts_of(k, splits), DEPTH) * DEPTH;
     grid.z = (unsigned)parts_of(k, s.depth);
     scratch memory(j, sizeof(C) * (size_t)(grid.z * batch * m * n));
     TRY(memory.status());
     keep_part<C> keep = {memory.template as<C>(), s};
-    TRY(LAUNCH(j, (multiply<C, A, B, keep_part<C>>), grid, (unsigned)THREADS, 0, s, a, b, keep));
+    TRY(LAUNCH(j, (multiply<C, A, B, keep_part<C>>), grid, (unsigned)THREADS, shared, s, a, b, keep));
     return LAUNCH(j, (add_parts<C, Out>), grid_for(batch * m * n), BLOCK, 0, s, keep.parts, (int)grid.z, out);
 }
 

@@ -9,7 +9,7 @@
 
 using namespace tr_emulator;
 
-enum : size_t { PAGE = 4096, ALIGN = 256, RANGE = size_t(1) << 36 };
+enum : size_t { PAGE = 4096, HUGE_PAGE = 2 << 20, ALIGN = 256, RANGE = size_t(1) << 36 };
 
 struct allocation {
     size_t bytes;      /* what was asked for */
@@ -52,13 +52,16 @@ static int device_of(const void *memory)
     return -1;
 }
 
-/* The first hole with a page to spare at its end. */
+/* The first hole with a page to spare at its end. Large ones begin at a huge page: to open and close them is then a matter of
+ * a few entries in the page table, not of thousands. */
 static char *find_hole(const device_memory &m, size_t bytes)
 {
-    char *at = m.range;
+    const uintptr_t multiple = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+    const auto aligned = [&](char *at) { return at + -reinterpret_cast<uintptr_t>(at) % multiple; };
+    char *at = aligned(m.range);
     for (const auto &[start, a] : m.live) {
-        if (static_cast<size_t>(a.first_page - at) >= bytes + PAGE) break;
-        at = a.first_page + a.page_bytes + PAGE;
+        if (a.first_page >= at && static_cast<size_t>(a.first_page - at) >= bytes + PAGE) break;
+        at = aligned(std::max(at, a.first_page + a.page_bytes + PAGE));
     }
     return at + bytes + PAGE <= m.range + RANGE ? at : nullptr;
 }
@@ -130,6 +133,7 @@ DOUBLE(cudaMalloc, (void **memory, size_t bytes), cudaErrorMemoryAllocation, {
         void *range = mmap(nullptr, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (range == MAP_FAILED) return cudaErrorMemoryAllocation;
         m.range = static_cast<char *>(range);
+        madvise(range, RANGE, MADV_HUGEPAGE);
     }
     const size_t pages = (bytes + PAGE - 1) / PAGE * PAGE;
     char *at = bytes > limit || m.used > limit - bytes ? nullptr : find_hole(m, pages);

@@ -62,10 +62,14 @@ __attribute__((no_sanitize("address", "undefined"))) inline void
 add_checked(const loop *loops, size_t depth, const double *a, const double *b, double *c)
 {
     const loop l = *loops;
-    for (int64_t i = 0; i < l.count; i++) {
-        if (depth == 1) c[i * l.c] += a[i * l.a] * b[i * l.b];
-        else add_checked(loops + 1, depth - 1, a + i * l.a, b + i * l.b, c + i * l.c);
-    }
+    const double factor = *b;
+    if (depth > 1)
+        for (int64_t i = 0; i < l.count; i++)
+            add_checked(loops + 1, depth - 1, a + i * l.a, b + i * l.b, c + i * l.c);
+    else if (l.a == 1 && l.b == 0 && l.c == 1) /* the compiler makes vectors of it */
+        for (int64_t i = 0; i < l.count; i++) c[i] += a[i] * factor;
+    else
+        for (int64_t i = 0; i < l.count; i++) c[i * l.c] += a[i * l.a] * b[i * l.b];
 }
 
 inline void add_products(const std::vector<loop> &loops, const std::vector<double> &a, const std::vector<double> &b,
