@@ -28,17 +28,13 @@
  * A rank whose backward fails breaks the group, or the others would wait for its buckets: they get TR_PEER, which names
  * it and the reason.
  */
-#include "autograd/arena.h"
-#include "autograd/engine.h"
 #include "base/clock.h"
 #include "base/given.h"
 #include "comm/control.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
-#include "parallel/bucket_pool.h"
-#include "parallel/buffers.h"
 #include "parallel/ddp.h"
-#include "parallel/ddp_compress.h"
+#include "parallel/ddp_buckets.h"
 #include "parallel/replicas.h"
 #include "parallel/same_model.h"
 
@@ -50,57 +46,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct bucket {
-    tr__arena *arena;
-    int64_t begin, end; /* elements of the arena's gradients */
-    int first, last;    /* its parameters: order[first … last - 1] */
-    int ready;          /* the place in the learned order of the one that is final last */
-    int pending;        /* of them, those whose gradient is not final in this backward */
-    tr_tensor *copy;    /* [end - begin], of gradients in a detached backward's sink; a reference; NULL: none so far */
-    tr_tensor *lent;    /* the pool's, for gradients that have no place in the arena; NULL: none at the moment */
-    tr_work *work;      /* under way, kept; or NULL */
-    tr_ddp_bucket given; /* to the hook that exchanges it at the moment; its gradients are kept, NULL: to none */
-} bucket;
-
-typedef struct param {
-    tr__grad_averager averager; /* first: the leaf points to it */
-    struct ddp *ddp;
-    tr_tensor *leaf;    /* kept */
-    int hook;           /* -1: none */
-    int arena;          /* the arenas' order, the same on every rank: that of their first parameters */
-    int64_t begin, end; /* its range of the arena, with the gap behind it */
-    int ready;          /* its place in the learned order */
-    int bucket;
-    bool final;
-} param;
-
-typedef struct ddp {
-    tr_module *self, *inner; /* inner: the tree's reference */
-    tr_group *group;    /* kept */
-    tr_tensor_list *state; /* kept; all that is the same on all ranks; NULL in a world of one */
-    tr__buffers buffers;   /* what of it is no parameter; none with .local_buffers */
-    int64_t check_every;   /* exchanges; 0: replicas are not compared */
-    int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
-    int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
-    tr_ddp_hook hook;   /* what exchanges a bucket; .start is NULL: an all_reduce of what lies there */
-    tr__ddp_compress compress; /* the hook's state where gradients travel in 16 bits */
-    bool paused;        /* by tr_ddp_sync() */
-    param *params;      /* in the order of the module's list */
-    int n_params;
-    double bucket_bytes;
-    param **order;      /* [n_params], by bucket; in the first backward those that are final, */
-    int n_final;        /* so many */
-    bucket *buckets;
-    int n_buckets;      /* 0: not learned yet */
-    _Atomic(tr__backward *) running; /* the backward that the counts belong to; NULL: none is under way */
-    int next_bucket;       /* the first that has not gone out */
-    int ended;             /* those before it have been averaged, and used up where they are to be */
-    bool measures;         /* this rank's own gradients, */
-    double squares;        /* whose sum of squares in the latest backward this is */
-    bool hurries;          /* a bucket did not come back soon in this backward: no more of it waits for any */
-    tr__bucket_pool pool;
-} ddp;
-
 /* The group's time limit, or what the backward has left. */
 static int time_left_ms(const tr_group *group, const tr__gradient_sink *sink)
 {
@@ -109,107 +54,15 @@ static int time_left_ms(const tr_group *group, const tr__gradient_sink *sink)
     return left > limit ? limit : left > 1 ? (int)left : 1;
 }
 
-/* ---- Learning the order -------------------------------------------------------------------------------------------------- */
-
-static int by_place(const void *a, const void *b)
-{
-    const param *p = *(param *const *)a, *q = *(param *const *)b;
-    if (p->arena != q->arena) return p->arena - q->arena;
-    if (p->begin != q->begin) return p->begin < q->begin ? -1 : 1;
-    return p->end < q->end ? -1 : p->end > q->end;
-}
-
-static int by_readiness(const void *a, const void *b)
-{
-    return ((const bucket *)a)->ready - ((const bucket *)b)->ready;
-}
-
-/* What took no part in rank 0's first backward comes last, later parameters first. */
-static tr_status agree_on_order(ddp *d, const tr__gradient_sink *sink)
-{
-    int32_t *places = calloc((size_t)d->n_params + 1, sizeof *places);
-    if (!places) return tr__fail(TR_NO_MEMORY, "out of memory");
-    for (int i = d->n_params; i-- > 0;)
-        if (!d->params[i].final) d->order[d->n_final++] = &d->params[i];
-    for (int i = 0; i < d->n_params; i++) places[i] = (int32_t)(d->order[i] - d->params);
-    tr_status status = tr_broadcast(d->group, places, d->n_params, .dtype = TR_I32, .timeout_ms = time_left_ms(d->group, sink),
-        .tag = tr__series_tag(d->series, 0));
-    for (int i = 0; i < d->n_params && status == TR_OK; i++) {
-        d->order[i] = &d->params[places[i]];
-        d->order[i]->ready = i;
-    }
-    free(places);
-    return status;
-}
-
-/* Do the parameters [first, last) of the order lie on both sides of p? */
-static bool encloses(const ddp *d, int first, int last, const param *p)
-{
-    bool before = false, behind = false;
-    for (int i = first; i < last; i++) {
-        const param *q = d->order[i];
-        before |= q->arena == p->arena && q->end == p->begin;
-        behind |= q->arena == p->arena && q->begin == p->end;
-    }
-    return before && behind;
-}
-
-/* Where those that begin at `first` of the order end: when they are large enough, but for what lies in their midst, as a bias
- * that is final after its weight does. What is frozen now shares no bucket with what learns. */
-static int end_of_run(const ddp *d, int first)
-{
-    double bytes = 0;
-    int last = first;
-    for (; last < d->n_params; last++) {
-        const param *p = d->order[last];
-        if (p->leaf->requires_grad != d->order[first]->leaf->requires_grad) break;
-        if (last > first && bytes >= d->bucket_bytes && !encloses(d, first, last, p)) break;
-        bytes += (double)(p->end - p->begin) * (double)tr_dtype_size(p->leaf->dtype);
-    }
-    return last;
-}
-
-/* A bucket for each range of the arenas that the parameters [first, last) of the order fill; it holds nobody else's gradients. */
-static void cut_buckets(ddp *d, int first, int last)
-{
-    bucket *b = NULL;
-    int begin = d->n_buckets;
-    qsort(d->order + first, (size_t)(last - first), sizeof *d->order, by_place);
-    for (int i = first; i < last; i++) {
-        const param *p = d->order[i];
-        tr__arena *arena = p->leaf->leaf->arena;
-        if (!b || b->arena != arena || b->end != p->begin) {
-            b = &d->buckets[d->n_buckets++];
-            *b = (bucket){.arena = tr__ref(arena), .begin = p->begin, .first = i};
-        }
-        b->end = p->end;
-        b->last = i + 1;
-        if (p->ready > b->ready) b->ready = p->ready;
-    }
-    qsort(d->buckets + begin, (size_t)(d->n_buckets - begin), sizeof *d->buckets, by_readiness);
-}
-
-static tr_status learn_buckets(ddp *d, const tr__gradient_sink *sink)
-{
-    TR__TRY(agree_on_order(d, sink));
-    for (int first = 0, last; first < d->n_params; first = last) {
-        last = end_of_run(d, first);
-        cut_buckets(d, first, last);
-    }
-    for (int i = 0; i < d->n_buckets; i++)
-        for (int k = d->buckets[i].first; k < d->buckets[i].last; k++) d->order[k]->bucket = i;
-    return TR_OK;
-}
-
 /* ---- During backward ------------------------------------------------------------------------------------------------- */
 
 /* A parameter's place in memory of its bucket's own. */
-static tr_tensor *place_of(const bucket *b, const tr_tensor *memory, const tr_tensor *leaf)
+static tr_tensor *place_of(const tr__bucket *b, const tr_tensor *memory, const tr_tensor *leaf)
 {
     return tr__tensor_view(memory, leaf->shape, NULL, memory->offset + tr__arena_slot_of(leaf)->offset - b->begin);
 }
 
-static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink *sink)
+static tr_status copy_out(const tr__ddp *d, const tr__bucket *b, const tr__gradient_sink *sink)
 {
     for (int i = b->first; i < b->last; i++) {
         TR_SCOPE;
@@ -222,7 +75,7 @@ static tr_status copy_out(const ddp *d, const bucket *b, const tr__gradient_sink
 }
 
 /* Is any of its parameters to learn? What is frozen is not exchanged, but where it shares a bucket with others. */
-static bool learns(const ddp *d, const bucket *b)
+static bool learns(const tr__ddp *d, const tr__bucket *b)
 {
     bool any = false;
     for (int i = b->first; i < b->last; i++) any |= d->order[i]->leaf->requires_grad;
@@ -231,18 +84,18 @@ static bool learns(const ddp *d, const bucket *b)
 
 /* ---- Gradients that are used up ------------------------------------------------------------------------------------- */
 
-static tr_dtype dtype_of(const bucket *b)
+static tr_dtype dtype_of(const tr__bucket *b)
 {
     return b->arena->parameters->dtype;
 }
 
-static double bytes_of(const bucket *b)
+static double bytes_of(const tr__bucket *b)
 {
     return (double)(b->end - b->begin) * (double)tr_dtype_size(dtype_of(b));
 }
 
 /* Has each of its parameters a place in the arena's gradients? */
-static bool in_arena(const ddp *d, const bucket *b)
+static bool in_arena(const tr__ddp *d, const tr__bucket *b)
 {
     bool all = true;
     for (int i = b->first; i < b->last; i++) all &= tr__arena_has_place(d->order[i]->leaf);
@@ -250,21 +103,21 @@ static bool in_arena(const ddp *d, const bucket *b)
 }
 
 /* Does a node that has yet to run read one of its parameters? */
-static bool is_read(const ddp *d, const bucket *b)
+static bool is_read(const tr__ddp *d, const tr__bucket *b)
 {
     bool any = false;
     for (int i = b->first; i < b->last; i++) any |= tr__is_saved(d->order[i]->leaf);
     return any;
 }
 
-static void give_back(ddp *d, bucket *b)
+static void give_back(tr__ddp *d, tr__bucket *b)
 {
     if (b->lent) tr__bucket_pool_give(&d->pool, b->lent);
     b->lent = NULL;
 }
 
 /* The averages go to the optimizer that steps in backward, or where its gradients stay at the moment to the leaf's own tensor. */
-static tr_status use_up(ddp *d, bucket *b)
+static tr_status use_up(tr__ddp *d, tr__bucket *b)
 {
     for (int i = b->first; i < b->last; i++) {
         TR_SCOPE;
@@ -277,16 +130,16 @@ static tr_status use_up(ddp *d, bucket *b)
     return TR_OK;
 }
 
-static void forget_given(bucket *b)
+static void forget_given(tr__bucket *b)
 {
     tr__unref(b->given.gradients);
     b->given = (tr_ddp_bucket){0};
 }
 
 /* Ends the oldest bucket that is on its way, when it is averaged. */
-static tr_status end_bucket(ddp *d)
+static tr_status end_bucket(tr__ddp *d)
 {
-    bucket *b = &d->buckets[d->ended++];
+    tr__bucket *b = &d->buckets[d->ended++];
     tr_status status = b->work ? tr_wait(b->work) : TR_OK;
     tr_release(b->work);
     b->work = NULL;
@@ -302,10 +155,10 @@ static tr_status end_bucket(ddp *d)
 enum { IN_FLIGHT = 3 }; /* buckets of the usual size that have memory at a time, unless their gradients come in another order */
 
 /* Can the oldest bucket on its way be ended, now or soon? */
-static bool comes_back(ddp *d, bool soon)
+static bool comes_back(tr__ddp *d, bool soon)
 {
     enum { SOON_MS = 500 };
-    const bucket *b = &d->buckets[d->ended];
+    const tr__bucket *b = &d->buckets[d->ended];
     if (d->ended == d->next_bucket || (b->lent && is_read(d, b))) return false;
     if (!b->work || tr_work_done(b->work)) return true;
     if (!soon || d->hurries) return false;
@@ -315,7 +168,7 @@ static bool comes_back(ddp *d, bool soon)
     return !d->hurries;
 }
 
-static tr_status take_memory(ddp *d, bucket *b)
+static tr_status take_memory(tr__ddp *d, tr__bucket *b)
 {
     double in_flight = bytes_of(b);
     for (int i = d->ended; i < d->next_bucket; i++) in_flight += d->buckets[i].lent ? bytes_of(&d->buckets[i]) : 0;
@@ -332,10 +185,10 @@ static tr_status take_memory(ddp *d, bucket *b)
 /* While the order is being learned gradients are tensors of their own. */
 static tr_status lend(tr__grad_averager *averager)
 {
-    const param *p = (param *)(void *)averager;
+    const tr__ddp_param *p = (tr__ddp_param *)(void *)averager;
     if (!p->ddp->n_buckets) return TR_OK;
     TR_SCOPE;
-    bucket *b = &p->ddp->buckets[p->bucket];
+    tr__bucket *b = &p->ddp->buckets[p->bucket];
     if (!b->lent) TR__TRY(take_memory(p->ddp, b));
     tr_tensor *place = place_of(b, b->lent, p->leaf);
     TR__TRY(tr_status_of(place));
@@ -345,7 +198,7 @@ static tr_status lend(tr__grad_averager *averager)
 
 /* Puts a gradient that is elsewhere, or has not been computed, into its bucket. Afterwards leaf->grad of a parameter that is to be
  * stepped in backward is its place there. */
-static tr_status bring(const bucket *b, tr_tensor *t)
+static tr_status bring(const tr__bucket *b, tr_tensor *t)
 {
     TR_SCOPE;
     tr__leaf *leaf = t->leaf;
@@ -367,7 +220,7 @@ static tr_status bring(const bucket *b, tr_tensor *t)
 /* What of a bucket is to be averaged, from *offset of *memory: its range of the arena; where its gradients have no place there,
  * memory of the pool; of a detached backward, the bucket's copy of the context's gradients. What took no part counts as a gradient
  * of zero; what is frozen has none, though its place is exchanged. */
-static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink, const tr_tensor **memory, int64_t *offset)
+static tr_status gather_bucket(tr__ddp *d, tr__bucket *b, const tr__gradient_sink *sink, const tr_tensor **memory, int64_t *offset)
 {
     *offset = 0;
     if (!sink && !in_arena(d, b)) {
@@ -402,7 +255,7 @@ static tr_status gather_bucket(ddp *d, bucket *b, const tr__gradient_sink *sink,
 }
 
 /* A bucket is complete on this rank: the hook sends it, or has exchanged it when it returns. */
-static tr_status start_hook(const ddp *d, bucket *b, const tr_tensor *memory, int64_t offset)
+static tr_status start_hook(const tr__ddp *d, tr__bucket *b, const tr_tensor *memory, int64_t offset)
 {
     tr_tensor *gradients = tr__tensor_view(memory, TR_SHAPE(b->end - b->begin), NULL, memory->offset + offset);
     TR__TRY(tr_status_of(gradients));
@@ -416,10 +269,10 @@ static tr_status start_hook(const ddp *d, bucket *b, const tr_tensor *memory, in
 }
 
 /* The last bucket is reduced by this thread, which would wait for it: it need not wake another and be woken. */
-static tr_status send_bucket(ddp *d)
+static tr_status send_bucket(tr__ddp *d)
 {
     TR_SCOPE;
-    bucket *b = &d->buckets[d->next_bucket];
+    tr__bucket *b = &d->buckets[d->next_bucket];
     if (!learns(d, b)) {
         d->next_bucket++;
         return TR_OK;
@@ -445,11 +298,11 @@ static tr_status send_bucket(ddp *d)
     return TR_OK;
 }
 
-static tr_status wait_all(ddp *d)
+static tr_status wait_all(tr__ddp *d)
 {
     tr_status first = TR_OK;
     for (int i = 0; i < d->n_buckets; i++) {
-        bucket *b = &d->buckets[i];
+        tr__bucket *b = &d->buckets[i];
         if (!b->work) continue;
         tr_status status = tr_wait(b->work);
         if (first == TR_OK) first = status;
@@ -474,13 +327,13 @@ static tr_status broadcast_all(const tr_tensor_list *list, tr_group *group)
 /* Buckets with parameters that took no part go out too, so that all ranks send the same ones. Running statistics have seen
  * each rank's own samples: rank 0's are taken here, where all ranks meet, so that no later forward waits for others, and an
  * evaluation may run on one rank or on all. */
-static tr_status exchange_rest(ddp *d)
+static tr_status exchange_rest(tr__ddp *d)
 {
     const tr__gradient_sink *sink = tr__backward_sink(d->running);
     bool learns_order = !d->n_buckets;
-    if (learns_order) TR__TRY(learn_buckets(d, sink));
+    if (learns_order) TR__TRY(tr__ddp_learn_buckets(d, time_left_ms(d->group, sink)));
     while (d->next_bucket < d->n_buckets) {
-        const bucket *b = &d->buckets[d->next_bucket];
+        const tr__bucket *b = &d->buckets[d->next_bucket];
         TR__TRY(send_bucket(d));
         /* The tensors that gradients were in have gone, and the optimizer's state is touched for the first time now. */
         if (learns_order && b->lent) TR__TRY(tr_device_trim(tr__device_of(b->lent)));
@@ -491,13 +344,13 @@ static tr_status exchange_rest(ddp *d)
 }
 
 /* Are replicas to be compared after the exchange that comes? */
-static bool is_check_due(const ddp *d)
+static bool is_check_due(const tr__ddp *d)
 {
     return d->check_every && (d->exchanged + 1) % d->check_every == 0;
 }
 
 /* Where they differ all ranks fail alike, and the group is sound. */
-static tr_status compare_replicas(ddp *d, bool *differ)
+static tr_status compare_replicas(tr__ddp *d, bool *differ)
 {
     char words[128];
     snprintf(words, sizeof words, "ddp: replicas were alike in backward %" PRId64 " and differ in backward %" PRId64,
@@ -508,13 +361,13 @@ static tr_status compare_replicas(ddp *d, bool *differ)
 }
 
 /* With the reason that is this thread's latest failure. */
-static void break_group(const ddp *d, tr_status status)
+static void break_group(const tr__ddp *d, tr_status status)
 {
     tr__fail_context(status, "ddp: backward failed");
     tr__group_give_up(d->group);
 }
 
-static void fail_all(ddp *d, tr_status status)
+static void fail_all(tr__ddp *d, tr_status status)
 {
     tr__error *why = tr__error_take();
     break_group(d, status);
@@ -525,7 +378,7 @@ static void fail_all(ddp *d, tr_status status)
 
 static tr_status backward_ends(void *user, tr_status status)
 {
-    ddp *d = user;
+    tr__ddp *d = user;
     bool compares = is_check_due(d);
     if (status == TR_OK) status = exchange_rest(d);
     if (status == TR_OK) d->exchanged++;
@@ -542,7 +395,7 @@ static tr_status backward_ends(void *user, tr_status status)
 /* After what steps in backward: which parameters a node has yet to read, and are updated last, is not the same on all ranks. */
 static tr_status compare_ends(void *user, tr_status status)
 {
-    ddp *d = user;
+    tr__ddp *d = user;
     bool differ = false;
     if (!atomic_load(&d->running)) return status; /* the exchange has failed */
     if (status == TR_OK) status = compare_replicas(d, &differ);
@@ -554,11 +407,11 @@ static tr_status compare_ends(void *user, tr_status status)
 /* A module whose exchange is done has nothing to do with what goes wrong elsewhere in the backward, or is in another one. */
 static void stop_waiting(void *user, const tr__backward *backward, tr_status status)
 {
-    const ddp *d = user;
+    const tr__ddp *d = user;
     if (atomic_load(&d->running) == backward) break_group(d, status);
 }
 
-static tr_status backward_begins(ddp *d, tr__backward *backward)
+static tr_status backward_begins(tr__ddp *d, tr__backward *backward)
 {
     tr__backward *none = NULL;
     if (!atomic_compare_exchange_strong(&d->running, &none, backward))
@@ -579,7 +432,7 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     d->n_final = 0;
     for (int i = 0; i < d->n_buckets; i++) {
-        bucket *b = &d->buckets[i];
+        tr__bucket *b = &d->buckets[i];
         b->pending = 0;
         for (int k = b->first; k < b->last; k++) b->pending += d->order[k]->leaf->requires_grad;
     }
@@ -589,8 +442,8 @@ static tr_status backward_begins(ddp *d, tr__backward *backward)
 static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
 {
     (void)grad;
-    param *p = user;
-    ddp *d = p->ddp;
+    tr__ddp_param *p = user;
+    tr__ddp *d = p->ddp;
     if (!leaf->requires_grad) return TR_OK;
     if (d->paused && leaf->leaf->consumer)
         return tr__fail(TR_UNSUPPORTED, "ddp: tr_ddp_sync() is off, and an optimizer steps parameter %s in backward "
@@ -615,7 +468,7 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
 
 /* ---- Building ---------------------------------------------------------------------------------------------------------- */
 
-static tr_status take_parameters(ddp *d, tr_module *module)
+static tr_status take_parameters(tr__ddp *d, tr_module *module)
 {
     tr_tensor_list *list = tr_parameters(module);
     TR__TRY(tr_status_of(list));
@@ -631,7 +484,7 @@ static tr_status take_parameters(ddp *d, tr_module *module)
         while (list->entries[first].tensor->leaf->arena != leaf->leaf->arena) first++;
         const tr__arena_slot *slot = tr__arena_slot_of(leaf);
         int64_t end = slot->offset + (slot->count + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
-        d->params[d->n_params++] = (param){.averager = {lend}, .ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first,
+        d->params[d->n_params++] = (tr__ddp_param){.averager = {lend}, .ddp = d, .leaf = tr__ref(leaf), .hook = -1, .arena = first,
             .begin = slot->offset, .end = end};
     }
     for (int i = 0; i < list->count; i++) TR__TRY(tr__arena_share(list->entries[i].tensor->leaf->arena));
@@ -640,7 +493,7 @@ static tr_status take_parameters(ddp *d, tr_module *module)
 
 static void release(void *state)
 {
-    ddp *d = state;
+    tr__ddp *d = state;
     (void)!wait_all(d);
     for (int i = 0; i < d->n_params; i++) {
         tr_tensor *leaf = d->params[i].leaf;
@@ -680,16 +533,16 @@ static tr_tensor_list *buffers_in(const tr_tensor_list *state, const tr_tensor_l
 
 static tr_tensor *forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
-    return tr_forward_n(((ddp *)self->state)->inner, inputs, n);
+    return tr_forward_n(((tr__ddp *)self->state)->inner, inputs, n);
 }
 
 static tr_status forward_many(tr_module *self, tr_tensor *const *inputs, int n, tr_tensor **outputs)
 {
-    return tr_forward_many(((ddp *)self->state)->inner, inputs, n, outputs, self->n_outputs);
+    return tr_forward_many(((tr__ddp *)self->state)->inner, inputs, n, outputs, self->n_outputs);
 }
 
 /* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. */
-static tr_status compare_options(const ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
+static tr_status compare_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
 {
     tr__facts facts = {0};
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
@@ -701,7 +554,7 @@ static tr_status compare_options(const ddp *d, const tr_ddp_options *o, double b
 }
 
 /* The fields that came after the first version: a program that was built before them has none (docs/abi.md). */
-static tr_status choose_hook(ddp *d, const tr_ddp_options *o, tr_dtype *compress)
+static tr_status choose_hook(tr__ddp *d, const tr_ddp_options *o, tr_dtype *compress)
 {
     bool has = o->size >= offsetof(tr_ddp_options, hook) + sizeof o->hook;
     *compress = has ? o->compress : TR_F32;
@@ -715,7 +568,7 @@ static tr_status choose_hook(ddp *d, const tr_ddp_options *o, tr_dtype *compress
     return TR_OK;
 }
 
-static tr_status build(ddp *d, const tr_ddp_options *o)
+static tr_status build(tr__ddp *d, const tr_ddp_options *o)
 {
     d->group = tr_keep(o->group);
     TR__TRY(tr_status_of(o->module));
@@ -738,7 +591,7 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
     TR__TRY(take_parameters(d, o->module));
     d->bucket_bytes = bucket_mb * (1 << 20);
     for (int i = 0; i < d->n_params; i++) {
-        param *p = &d->params[i];
+        tr__ddp_param *p = &d->params[i];
         p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
         if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
         bool sole = atomic_fetch_add(&p->leaf->leaf->averagers, 1) == 0 && tr__device_of(p->leaf).kind == TR_CPU;
@@ -754,10 +607,10 @@ static tr_status build(ddp *d, const tr_ddp_options *o)
 tr_module *tr_ddp_with(const tr_ddp_options *options)
 {
     TR__CALLED_AT(options->file, options->line);
-    tr_module *module = tr_module_new("ddp", sizeof(ddp), forward);
+    tr_module *module = tr_module_new("ddp", sizeof(tr__ddp), forward);
     if (tr_status_of(module) != TR_OK) return module;
     tr_module_on_release(module, release);
-    ddp *d = module->state;
+    tr__ddp *d = module->state;
     d->self = module;
     TR_SCOPE;
     if (build(d, options) != TR_OK) {
@@ -775,7 +628,7 @@ tr_module *tr_ddp_with(const tr_ddp_options *options)
 bool tr__ddp_exchange(tr_module *module, bool on)
 {
     if (module->forward != forward) return true;
-    ddp *d = module->state;
+    tr__ddp *d = module->state;
     bool was = !d->paused;
     d->paused = !on;
     return was;
@@ -783,18 +636,18 @@ bool tr__ddp_exchange(tr_module *module, bool on)
 
 const void *tr__ddp_group(const tr_module *module)
 {
-    const ddp *d = module->forward == forward ? module->state : NULL;
+    const tr__ddp *d = module->forward == forward ? module->state : NULL;
     return d && tr_world_size(d->group) > 1 ? d->group : NULL;
 }
 
 void tr__ddp_measure(tr_module *module, bool on)
 {
-    ((ddp *)module->state)->measures = on;
+    ((tr__ddp *)module->state)->measures = on;
 }
 
 double tr__ddp_own_squares(const tr_module *module)
 {
-    return ((const ddp *)module->state)->squares;
+    return ((const tr__ddp *)module->state)->squares;
 }
 
 tr_status tr_ddp_sync(tr_module *module, bool on)
