@@ -111,6 +111,7 @@ static tr_status make_blocks(tr__endpoint *e, size_t begin, int count)
     if (b) *b = (tr__endpoint_blocks){.next = e->blocks, .begin = begin, .count = count};
     if (b) b->memory = tr_shared_alloc(begin + (size_t)count * e->block_bytes);
     if (b && b->memory) {
+        tr__pages_map(b->memory, begin + (size_t)count * e->block_bytes); /* all at once: a fault each costs more */
         e->blocks = b;
         return TR_OK;
     }
