@@ -46,6 +46,15 @@ void *tr__pages_alloc(size_t bytes)
 #ifndef MADV_COLLAPSE /* Linux 6.1 */
 #define MADV_COLLAPSE 25
 #endif
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+
+void tr__pages_map(void *memory, size_t bytes)
+{
+    char *begin = (char *)((uintptr_t)memory / TR__PAGE * TR__PAGE);
+    madvise(begin, (size_t)((char *)memory + bytes - begin), MADV_POPULATE_WRITE);
+}
 
 size_t tr__pages_collapse(void *memory, size_t bytes, size_t from, size_t most)
 {

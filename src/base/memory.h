@@ -26,6 +26,8 @@ void tr__pages_free(void *memory, size_t bytes);
  * them: those that lie wholly in it, from an offset on, at most so many bytes of them, as each is copied before this returns. What
  * it holds stays. Returns the offset to go on from: `bytes` when there are no more. */
 size_t tr__pages_collapse(void *memory, size_t bytes, size_t from, size_t most);
+/* Maps pages of memory that has been reserved, as far as the kernel can (Linux 5.14), which takes less than a fault for each. */
+void tr__pages_map(void *memory, size_t bytes);
 /* Gives the memory behind some of these pages back to the system: they are zero at the next use. */
 void tr__pages_empty(void *memory, size_t bytes);
 /* Zeroes private memory, whole pages of it by returning them to the system: they take no memory until they are touched. */

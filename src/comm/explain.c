@@ -4,7 +4,8 @@
  *
  * Within a group a rank waits for others by its record (or, over a backend that does not tell, for those that are behind).
  * A rank that others wait for, and that itself waits for nobody or cannot go on (stopped, dead, not here), is the
- * culprit for all that reach it along these edges.
+ * culprit for all that reach it along these edges; unless its process waits in another group of the job, and the edges of all
+ * groups together lead in a circle.
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
@@ -34,9 +35,29 @@ typedef struct members {
     int world, here;
     int (*waiters)[TR__RECORD_WAITS], *waiter_count; /* [world]: who waits for a rank, directly or not */
     int *visited, *stack;     /* [world] */
+    bool *in_circle;          /* [world]: it waits in another group, which leads back to who waits for it here */
+    bool all_idle;            /* nobody waits in any group of the job */
     FILE *out;
     int64_t now;
 } members;
+
+/* A rank that waits in a group. In a circle: for which rank of the group, and who is next, the same process or that rank. */
+typedef struct waiting_rank {
+    const members *m;
+    int rank;
+    int next, awaited; /* next: in the job's list; -1: in no circle that is known */
+    bool begins;       /* a circle is told from here */
+    int from;          /* who led here, in a search; -1: nobody has */
+} waiting_rank;
+
+/* The groups of a job, and who waits in them. */
+typedef struct job_state {
+    members *groups;   /* [group_count] */
+    int group_count;
+    waiting_rank *waiters; /* [waiter_count] */
+    int waiter_count;
+    int *queue;        /* [waiter_count]: of a search */
+} job_state;
 
 /* ---- Ranks ------------------------------------------------------------------------------------------------------- */
 
@@ -312,7 +333,7 @@ static void print_circle(const members *m)
         if (wait > longest) longest = wait;
         total++;
     }
-    if (!is_wanted(m, longest)) return;
+    if (!is_wanted(m, longest) || (!total && !m->all_idle)) return;
     begin_line(m);
     if (total)
         fprintf(m->out, "%s wait for each other: look where their calls%s differ\n",
@@ -333,7 +354,7 @@ static void find_culprits(members *m)
             bool hard = h == STOPPED || h == DEAD;
             if (hard != (turn == 0) || !is_culprit(m, rank)) continue;
             culprits++;
-            if (is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
+            if (!m->in_circle[rank] && is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
         }
     if (wanted > SHOWN) {
         begin_line(m);
@@ -385,6 +406,101 @@ static void find_differences(const members *m)
     }
 }
 
+/* ---- Circles across groups ----------------------------------------------------------------------------------------- */
+
+/* Is a waiter held up because another one is: the rank that it waits for, or that rank's process in another group? */
+static bool leads_to(const waiting_rank *a, int awaited, const waiting_rank *b)
+{
+    const tr__record *r = a->m->ranks[awaited], *other = b->m->ranks[b->rank];
+    if (a->m == b->m) return b->rank == awaited;
+    int one, same = 0;
+    if (!r || r->pid != other->pid || health_of(a->m, awaited) != FINE || waits_of(a->m, awaited, &one, 1)) return false;
+    for (int k = 0; k < a->m->world; k++) same += a->m->ranks[k] && a->m->ranks[k]->pid == r->pid;
+    return same == 1; /* else ranks are threads: whose wait it is, is not known */
+}
+
+/* The shortest way from a waiter back to it; returns the last of it, or -1. */
+static int search_back(job_state *j, int start)
+{
+    int head = 0, tail = 0, waits[TR__RECORD_WAITS];
+    for (int i = 0; i < j->waiter_count; i++) j->waiters[i].from = -1;
+    j->queue[tail++] = start;
+    while (head < tail) {
+        int at = j->queue[head++];
+        waiting_rank *a = &j->waiters[at];
+        int count = waits_of(a->m, a->rank, waits, TR__RECORD_WAITS);
+        for (int i = 0; i < count * j->waiter_count; i++) {
+            int to = i % j->waiter_count;
+            waiting_rank *b = &j->waiters[to];
+            if (b->next >= 0 || b->from >= 0 || to == at || !leads_to(a, waits[i / j->waiter_count], b)) continue;
+            b->from = at;
+            if (to == start) return at;
+            j->queue[tail++] = to;
+        }
+    }
+    return -1;
+}
+
+/* The rank of its group for which a waiter is held up by the next one. */
+static int awaited_on_the_way(const waiting_rank *a, const waiting_rank *next)
+{
+    int waits[TR__RECORD_WAITS], count = waits_of(a->m, a->rank, waits, TR__RECORD_WAITS);
+    for (int i = 0; i < count; i++)
+        if (leads_to(a, waits[i], next)) return waits[i];
+    return -1;
+}
+
+/* A circle within one group is that group's to tell. */
+static void find_circles(job_state *j)
+{
+    for (int start = 0; start < j->waiter_count; start++) {
+        int last = j->waiters[start].next >= 0 ? -1 : search_back(j, start);
+        bool crosses = false;
+        for (int at = last; at >= 0 && at != start; at = j->waiters[at].from)
+            crosses |= j->waiters[at].m != j->waiters[start].m;
+        if (!crosses) continue;
+        j->waiters[start].begins = true;
+        for (int at = last, next = start;; next = at, at = j->waiters[at].from) {
+            waiting_rank *a = &j->waiters[at];
+            a->next = next;
+            a->awaited = awaited_on_the_way(a, &j->waiters[next]);
+            if (a->m != j->waiters[next].m) a->m->in_circle[a->awaited] = true;
+            if (at == start) break;
+        }
+    }
+}
+
+/* "rank 0 (pid 11) waits in all_reduce #7 (…) of group 'a' for rank 1 (pid 12), which waits in all_reduce #9 (…) of group
+ * 'b' for rank 0 (pid 11): …" It has lasted since the last of them began to wait. */
+static void print_crossing(const job_state *j, int start)
+{
+    char name[NAME_TEXT], group[TR__GROUP_TEXT], call[TR__CALL_TEXT], since[TR__TIME_TEXT];
+    int64_t shortest = INT64_MAX;
+    const members *m = j->waiters[start].m;
+    FILE *out = m->out;
+    for (int at = start, first = 1; first || at != start; at = j->waiters[at].next, first = 0) {
+        const waiting_rank *w = &j->waiters[at];
+        const tr__record *r = w->m->ranks[w->rank];
+        int64_t wait = wait_of(w->m, r, call_for(w->m, r, w->awaited));
+        if (wait < shortest) shortest = wait;
+    }
+    if (!is_wanted(m, shortest)) return;
+    fprintf(out, "%s%s", m->q->stalls ? "" : "  => ", name_of(m, j->waiters[start].rank, name));
+    int said = j->waiters[start].rank;
+    for (int at = start, first = 1; first || at != start; at = j->waiters[at].next, first = 0) {
+        const waiting_rank *w = &j->waiters[at];
+        const tr__record *r = w->m->ranks[w->rank];
+        const tr__record_call *waits_in = call_for(w->m, r, w->awaited);
+        fprintf(out, "%s waits", first ? "" : ", which");
+        if (w->rank != said) fprintf(out, " as rank %d", w->rank);
+        fprintf(out, " in %s of %s for %s", waits_in ? tr__signature_text(&waits_in->signature, call) : "joining",
+            tr__record_group(r, group), name_of(w->m, w->awaited, name));
+        said = w->awaited;
+    }
+    fprintf(out, ": ranks must make their calls in groups that they share in one order (for %s%s)\n",
+        tr__time_text(shortest, since), shortest < SOON_NS ? ", which may be nothing" : "");
+}
+
 /* ---- Groups and jobs --------------------------------------------------------------------------------------------- */
 
 static bool same_job(const tr__record *a, const tr__record *b)
@@ -414,47 +530,75 @@ static void print_group(members *m)
 }
 
 /* The records from `first` to before `end` are one group. */
-static tr_status explain_group(const tr__records *all, int first, int end, const question *q)
+static tr_status make_members(members *m, const tr__records *all, int first, int end, const question *q)
 {
-    members m = {.q = q, .all = all, .any = &all->list[first], .world = all->list[first].world_size, .out = q->out,
+    *m = (members){.q = q, .all = all, .any = &all->list[first], .world = all->list[first].world_size, .out = q->out,
         .now = tr__now_ns()};
-    size_t world = (size_t)m.world;
-    m.ranks = calloc(world, sizeof *m.ranks);
-    m.waiters = calloc(world, sizeof *m.waiters);
-    m.waiter_count = calloc(world, sizeof *m.waiter_count);
-    m.visited = calloc(world, sizeof *m.visited);
-    m.stack = calloc(world, sizeof *m.stack);
-    bool room = m.ranks && m.waiters && m.waiter_count && m.visited && m.stack;
-    if (room) {
-        for (int i = first; i < end; i++) {
-            const tr__record *r = &all->list[i];
-            m.here += !m.ranks[r->rank];
-            m.ranks[r->rank] = r;
-            if (r->state != TR__RECORD_JOINING) m.any = r; /* knows its peers */
-        }
-        print_group(&m);
-    }
-    free(m.ranks);
-    free(m.waiters);
-    free(m.waiter_count);
-    free(m.visited);
-    free(m.stack);
-    return room ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %d ranks", m.world);
-}
-
-static tr_status explain_job(const tr__records *all, int first, int end, const question *q)
-{
-    FILE *out = q->out;
-    const tr__record *r = &all->list[first];
-    if (r->job[0])
-        fprintf(out, "job %s on host %s\n", r->job, r->host);
-    else
-        fprintf(out, "job without a name, started by process %d on host %s\n", r->parent, r->host);
-    for (int next; first < end; first = next) {
-        for (next = first + 1; next < end && same_group(&all->list[first], &all->list[next]);) next++;
-        TR__TRY(explain_group(all, first, next, q));
+    size_t world = (size_t)m->world;
+    m->ranks = calloc(world, sizeof *m->ranks);
+    m->waiters = calloc(world, sizeof *m->waiters);
+    m->waiter_count = calloc(world, sizeof *m->waiter_count);
+    m->visited = calloc(world, sizeof *m->visited);
+    m->stack = calloc(world, sizeof *m->stack);
+    m->in_circle = calloc(world, sizeof *m->in_circle);
+    if (!m->ranks || !m->waiters || !m->waiter_count || !m->visited || !m->stack || !m->in_circle)
+        return tr__fail(TR_NO_MEMORY, "no memory for %d ranks", m->world);
+    for (int i = first; i < end; i++) {
+        const tr__record *r = &all->list[i];
+        m->here += !m->ranks[r->rank];
+        m->ranks[r->rank] = r;
+        if (r->state != TR__RECORD_JOINING) m->any = r; /* knows its peers */
     }
     return TR_OK;
+}
+
+static void free_members(members *m)
+{
+    free(m->ranks);
+    free(m->waiters);
+    free(m->waiter_count);
+    free(m->visited);
+    free(m->stack);
+    free(m->in_circle);
+}
+
+static void find_waiters(job_state *j)
+{
+    int one;
+    for (int g = 0; g < j->group_count; g++)
+        for (int rank = 0; rank < j->groups[g].world; rank++)
+            if (health_of(&j->groups[g], rank) == FINE && waits_of(&j->groups[g], rank, &one, 1))
+                j->waiters[j->waiter_count++] = (waiting_rank){.m = &j->groups[g], .rank = rank, .next = -1};
+}
+
+/* The records from `first` to before `end` are one job. */
+static tr_status explain_job(const tr__records *all, int first, int end, const question *q)
+{
+    const tr__record *r = &all->list[first];
+    size_t records = (size_t)(end - first);
+    job_state j = {.groups = calloc(records, sizeof *j.groups), .waiters = calloc(records, sizeof *j.waiters),
+        .queue = calloc(records, sizeof *j.queue)};
+    tr_status status = j.groups && j.waiters && j.queue ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %zu records", records);
+    for (int next; first < end && status == TR_OK; first = next) {
+        for (next = first + 1; next < end && same_group(&all->list[first], &all->list[next]);) next++;
+        status = make_members(&j.groups[j.group_count++], all, first, next, q);
+    }
+    if (status == TR_OK) {
+        find_waiters(&j);
+        find_circles(&j);
+        for (int g = 0; g < j.group_count; g++) j.groups[g].all_idle = j.waiter_count == 0;
+        if (!q->stalls && r->job[0]) fprintf(q->out, "job %s on host %s\n", r->job, r->host);
+        if (!q->stalls && !r->job[0])
+            fprintf(q->out, "job without a name, started by process %d on host %s\n", r->parent, r->host);
+        for (int g = 0; g < j.group_count; g++) print_group(&j.groups[g]);
+        for (int i = 0; i < j.waiter_count; i++)
+            if (j.waiters[i].begins) print_crossing(&j, i);
+    }
+    for (int g = 0; g < j.group_count; g++) free_members(&j.groups[g]);
+    free(j.groups);
+    free(j.waiters);
+    free(j.queue);
+    return status;
 }
 
 /* Is it the job's name, or a process of it or above it? */
@@ -507,8 +651,8 @@ static tr_status explain_all(const tr__records *all, const char *job, const ques
 static tr_status explain_stalls(const tr__records *all, const char *job, const question *q)
 {
     for (int first = 0, next; first < all->count; first = next) {
-        for (next = first + 1; next < all->count && same_group(&all->list[first], &all->list[next]);) next++;
-        if (strcmp(all->list[first].job, job) == 0) TR__TRY(explain_group(all, first, next, q));
+        for (next = first + 1; next < all->count && same_job(&all->list[first], &all->list[next]);) next++;
+        if (strcmp(all->list[first].job, job) == 0) TR__TRY(explain_job(all, first, next, q));
     }
     return TR_OK;
 }

@@ -46,7 +46,11 @@ struct tr__recorder {
 
 /* ---- The file ---------------------------------------------------------------------------------------------------- */
 
-enum { MORE_RECORDS = 8 }; /* when the first is not enough */
+enum {
+    MORE_RECORDS = 8, /* when the first is not enough */
+    FIRST_BYTES = 2 * TR__PAGE,
+    PEERS_AT = sizeof(tr__record_header) + TR__RECORD_ENTRIES * sizeof(tr__record_entry),
+};
 
 /* The pages are reserved now, and nobody can take them away: writing never meets a SIGBUS. Returns an errno. */
 static int grow(record_file *f, int count)
@@ -60,11 +64,15 @@ static int grow(record_file *f, int count)
     if (!records || !taken) return ENOMEM;
     while ((error = posix_fallocate(f->fd, (off_t)begin, (off_t)bytes)) == EINTR) continue;
     if (error) return error;
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, f->fd, (off_t)begin);
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, (off_t)begin);
     if (memory == MAP_FAILED) return errno;
     for (int i = 0; i < count; i++) {
-        f->all[f->count + i] = (tr__record_header *)(memory + (size_t)i * f->stride);
+        char *record = memory + (size_t)i * f->stride;
+        f->all[f->count + i] = (tr__record_header *)record;
         f->taken[f->count + i] = false;
+        /* What is written of a group that is made, of its first calls and of its ranks: few groups ever fill their record. */
+        tr__pages_map(record, FIRST_BYTES);
+        tr__pages_map(record + PEERS_AT, f->stride - PEERS_AT);
     }
     f->count += count;
     return 0;
@@ -114,7 +122,7 @@ static int take_record(record_file *f, tr__recorder *r)
         r->number = number;
         r->header = f->all[number];
         r->entries = (tr__record_entry *)(r->header + 1);
-        r->peers = (tr__record_peer *)(r->entries + TR__RECORD_ENTRIES);
+        r->peers = (tr__record_peer *)((char *)r->header + PEERS_AT);
     }
     pthread_mutex_unlock(&f->lock);
     return error;
@@ -153,8 +161,7 @@ tr__recorder *tr__recorder_open(const tr__recorder_options *o)
 {
     tr__recorder *r = calloc(1, sizeof *r);
     if (!r) return NULL;
-    size_t bytes = tr__round_up(sizeof *r->header + TR__RECORD_ENTRIES * sizeof *r->entries +
-                                    (size_t)o->world_size * sizeof *r->peers, TR__PAGE);
+    size_t bytes = tr__round_up(PEERS_AT + (size_t)o->world_size * sizeof *r->peers, TR__PAGE);
     int error = 0;
     r->folder = o->folder && *o->folder ? strdup(o->folder) : NULL;
     if (o->beside && bytes <= o->beside->file->stride) {
@@ -205,8 +212,9 @@ void tr__recorder_joined(tr__recorder *r)
 void tr__recorder_peer(tr__recorder *r, int rank, long pid, const char *host)
 {
     if (!r || rank < 0 || rank >= r->header->world_size) return;
-    snprintf(r->peers[rank].host, sizeof r->peers[rank].host, "%.*s", (int)sizeof r->peers[rank].host - 1, host);
-    PUT(r->peers[rank].pid, (int32_t)pid);
+    tr__record_peer *peer = &r->peers[rank];
+    snprintf(peer->host, sizeof peer->host, "%.*s", (int)sizeof peer->host - 1, host ? host : r->header->host);
+    PUT(peer->pid, (int32_t)pid);
 }
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */

@@ -93,7 +93,7 @@ tr__recorder *tr__recorder_open(const tr__recorder_options *options);
 void tr__recorder_close(tr__recorder *r);
 /* The ranks have found each other; until then the record says that this one is joining. */
 void tr__recorder_joined(tr__recorder *r);
-/* Where another rank runs. */
+/* Where another rank runs; host NULL: on ours. */
 void tr__recorder_peer(tr__recorder *r, int rank, long pid, const char *host);
 
 /* A call is posted, starts, ends; the record is what post or start gave. A call that was not posted, or found no room,

@@ -1,5 +1,5 @@
 /*
- * Groups within a group. One all_reduce on the parent tells every rank what all the others want, so a rank that calls
+ * Groups within a group. One all_gather on the parent tells every rank what all the others want, so a rank that calls
  * something else is found as with any collective. With the native backend it also tells where each has put its control block for
  * the new group, which uses the parent's endpoints, and that is all. With others the members meet in the parent's store, below a
  * random word that rank 0 has drawn, so that no two sub-groups can be mistaken for each other.
@@ -15,17 +15,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank calls: a row of numbers. A rank whose arguments are bad, or who has no memory, says so, instead of staying away. */
+/* What a rank calls. A rank whose arguments are bad, or who has no memory, says so, instead of staying away. */
 typedef enum call_kind { BAD_CALL, SPLIT_CALL, LIST_CALL, FAILED_CALL } call_kind;
-enum { COLUMNS = 3 };
 typedef struct choice {
-    int64_t kind, color, key; /* of a list: its length and a hash */
+    int32_t kind, color;
+    int64_t key;         /* of a list, color and key are its length and a hash */
+    tr__shm_place block; /* the rank's control block; where the members meet in a store, rank 0's random word is its .segment */
 } choice;
+
+_Static_assert(sizeof(choice) == TR__SHM_TINY, "it travels in the cache line of the call");
 
 typedef struct making {
     tr_group *parent;
     tr_group *made;
-    choice mine, *all;  /* all: [world], and one row with the random word; then */
+    choice mine, *all;     /* all: [world]; then */
     tr__shm_place *blocks; /* [world]: the ranks' control blocks */
     tr__seat seat;
     void *part;         /* of the backend's, for the sub-group; NULL: none */
@@ -36,28 +39,26 @@ typedef struct making {
     int member_count;
 } making;
 
-static const char *call_text(int64_t kind)
+static const char *call_text(int kind)
 {
     return kind == SPLIT_CALL ? "tr_group_split()" : kind == LIST_CALL ? "tr_group_new()" : "a call with bad arguments";
 }
 
 /* ---- What everyone wants ----------------------------------------------------------------------------------------- */
 
-static tr_status draw_word(int64_t *word)
+static tr_status draw_word(uint64_t *word)
 {
     char text[17];
     TR__TRY(tr__random_text(text, sizeof text));
-    *word = (int64_t)(strtoull(text, NULL, 16) >> 1);
+    *word = strtoull(text, NULL, 16);
     return TR_OK;
 }
 
 static tr_status tell_all(making *m)
 {
-    tr_group *parent = m->parent;
-    int64_t world = parent->world_size, numbers = COLUMNS * (world + 1) + (m->seat.parent ? 2 * world : 0);
-    m->all[parent->rank] = m->mine;
-    if (parent->rank == 0 && !m->seat.parent) TR__TRY(draw_word(&m->all[world].kind));
-    return tr_all_reduce(parent, m->all, numbers, .dtype = TR_I64);
+    TR__TRY(tr_all_gather(m->parent, &m->mine, m->all, sizeof m->mine / sizeof m->mine.key, .dtype = TR_I64));
+    for (int rank = 0; rank < m->parent->world_size; rank++) m->blocks[rank] = m->all[rank].block;
+    return TR_OK;
 }
 
 /* Alike on all ranks, as all see the same. */
@@ -149,8 +150,8 @@ static tr_status prepare(making *m)
 {
     int rank = m->parent->rank;
     bool member = m->list ? index_of(m->list, m->list_count, rank) >= 0 : m->mine.color >= 0;
-    if (!m->seat.parent || !member) return TR_OK;
-    return tr__native_prepare(&m->seat, number_of(m), &m->blocks[rank]);
+    if (!m->seat.parent) return rank == 0 ? draw_word(&m->mine.block.segment) : TR_OK;
+    return member ? tr__native_prepare(&m->seat, number_of(m), &m->mine.block) : TR_OK;
 }
 
 /* ---- Meeting ----------------------------------------------------------------------------------------------------- */
@@ -162,7 +163,7 @@ static void name_it(making *m)
     pthread_mutex_lock(&m->parent->lock);
     int number = ++m->parent->subgroups;
     pthread_mutex_unlock(&m->parent->lock);
-    if (m->mine.kind == SPLIT_CALL) snprintf(color, sizeof color, "-%" PRId64, m->mine.color);
+    if (m->mine.kind == SPLIT_CALL) snprintf(color, sizeof color, "-%d", m->mine.color);
     snprintf(m->made->name, sizeof m->made->name, "%.28s.%d%s", m->parent->name, number, color);
 }
 
@@ -190,8 +191,8 @@ static tr_status meet(making *m)
     if (has_sides(&m->seat)) return tr__group_enter(made, NULL, &m->seat, NULL, parent->recorder, made->timeout_ms);
 
     char prefix[64];
-    int64_t color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
-    snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%" PRId64, m->all[parent->world_size].kind, color);
+    int color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
+    snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%d", m->all[0].block.segment, color);
     tr_store *store = made->world_size > 1 ? tr_store_prefix(parent->store, prefix) : NULL;
     TR__TRY(tr_status_of(store));
     return tr__group_enter(made, store, NULL, &m->part, parent->recorder, made->timeout_ms);
@@ -201,7 +202,7 @@ static tr_status meet(making *m)
 static tr_status divide(making *m, bool member)
 {
     const tr_group *parent = m->parent;
-    int color = !member || m->member_count == 1 ? -1 : m->list ? 0 : (int)m->mine.color;
+    int color = !member || m->member_count == 1 ? -1 : m->list ? 0 : m->mine.color;
     if (m->backend || !parent->backend->split) return TR_OK;
     int key = index_of(m->members, m->member_count, parent->rank);
     return parent->backend->split(parent->state, color, key > 0 ? key : 0, parent->timeout_ms, &m->part);
@@ -240,11 +241,11 @@ static tr_status make(making *m, bool *member)
 {
     size_t world = (size_t)m->parent->world_size;
     m->seat.parent = native_parent(m);
-    m->all = calloc(1, (world + 1) * sizeof *m->all + world * sizeof *m->blocks);
+    m->all = calloc(1, world * (sizeof *m->all + sizeof *m->blocks));
     m->members = calloc(world, sizeof *m->members);
     if (!m->all || !m->members)
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a sub-group", m->parent->name);
-    m->seat.blocks = m->blocks = (tr__shm_place *)(m->all + world + 1);
+    m->seat.blocks = m->blocks = (tr__shm_place *)(m->all + world);
     m->seat.ranks = m->members;
     tr_status status = agree(m, member);
     bool alone = status != TR_OK || !*member || m->member_count == 1; /* nobody else knows of it */
@@ -273,19 +274,19 @@ static tr_group *make_group(making *m)
 
 tr_group *tr_group_split(tr_group *group, int color, int key)
 {
-    making m = {.parent = group, .mine = {SPLIT_CALL, color, key}};
+    making m = {.parent = group, .mine = {.kind = SPLIT_CALL, .color = color, .key = key}};
     return make_group(&m);
 }
 
 tr_group *tr_group_new(tr_group *group, const int *ranks, int count)
 {
     making m = {.parent = group, .list = ranks, .list_count = count};
-    m.mine = (choice){LIST_CALL, count, ranks && count > 0 ? hash_list(ranks, count) : 0};
+    m.mine = (choice){.kind = LIST_CALL, .color = count, .key = ranks && count > 0 ? hash_list(ranks, count) : 0};
     return make_group(&m);
 }
 
 tr_group *tr__group_twin(tr_group *group)
 {
-    making m = {.parent = group, .mine = {SPLIT_CALL, 0, 0}, .backend = &tr__native_backend};
+    making m = {.parent = group, .mine = {.kind = SPLIT_CALL}, .backend = &tr__native_backend};
     return make_group(&m);
 }

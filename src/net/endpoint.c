@@ -5,6 +5,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,6 +112,7 @@ static tr_status make_blocks(tr__endpoint *e, size_t begin, int count)
     if (b) *b = (tr__endpoint_blocks){.next = e->blocks, .begin = begin, .count = count};
     if (b) b->memory = tr_shared_alloc(begin + (size_t)count * e->block_bytes);
     if (b && b->memory) {
+        tr__pages_map(b->memory, begin + (size_t)count * e->block_bytes); /* all at once: a fault each costs more */
         e->blocks = b;
         return TR_OK;
     }
@@ -329,6 +331,7 @@ static tr_status make_parts(tr__endpoint *e)
     }
     e->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (e->kick < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", e->name);
+    e->spare = fcntl(e->kick, F_DUPFD_CLOEXEC, 0);
     TR__TRY(make_blocks(e, e->page_bytes, 1));
     e->page = (tr__endpoint_page *)e->blocks->memory;
     e->page->magic = TR__SHM_MAGIC;
@@ -359,7 +362,7 @@ tr_status tr__endpoint_new(const char *name, int rank, int world_size, size_t bl
     e->world_size = world_size;
     e->page_bytes = tr__round_up(sizeof *e->page + (size_t)world_size * sizeof *e->page->counts, TR__CACHE_LINE);
     e->block_bytes = tr__round_up(block_bytes, TR__CACHE_LINE);
-    e->kick = -1;
+    e->kick = e->spare = -1;
     pthread_mutex_init(&e->hearing, NULL);
     pthread_mutex_init(&e->lock, NULL);
     tr__condition_init(&e->changed);
@@ -419,6 +422,7 @@ void tr__endpoint_free(tr__endpoint *e)
         free(b);
     }
     if (e->kick >= 0) close(e->kick);
+    if (e->spare >= 0) close(e->spare);
     tr__endpoint_forget(e);
     free(e->polled);
     free(e->peers);

@@ -157,6 +157,7 @@ typedef struct tr__endpoint {
     _Atomic uint64_t version; /* of the mappings: raised when one goes */
 
     int kick;                /* eventfd: the monitor has messages to send, or is to stop */
+    int spare;               /* the monitor's: a descriptor that makes room for that of a peer's control blocks; -1: none */
     struct pollfd *polled;   /* [world_size + 1]: the monitor's: the peers in order, then the kick */
     bool has_monitor;
     atomic_bool stopping;

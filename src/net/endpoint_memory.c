@@ -235,7 +235,7 @@ tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *
 
 const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint64_t id, uint64_t since)
 {
-    for (size_t i = 0; i < peer->mapping_count; i++) {
+    for (size_t i = peer->mapping_count; i-- > 0;) { /* most often it is one of the latest */
         const tr__shm_mapping *m = &peer->mappings[i];
         if (m->id == id && (!m->gone || m->gone > since)) return m;
     }

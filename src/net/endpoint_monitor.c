@@ -8,6 +8,7 @@
 #include "net/endpoint.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,11 +179,26 @@ static void damaged(tr__endpoint *e, int peer)
     pthread_mutex_unlock(&e->hearing);
 }
 
+/* Is the next message memory for control blocks? Without a descriptor for it none of the groups with that peer could go on, while
+ * of other memory only the call fails that needs it. */
+static bool brings_blocks(int socket)
+{
+    uint32_t begin[2]; /* magic and type */
+    return recv(socket, begin, sizeof begin, MSG_PEEK | MSG_DONTWAIT) == sizeof begin && begin[1] == TR__SHM_BLOCKS;
+}
+
+static void make_room(tr__endpoint *e)
+{
+    if (e->spare >= 0) close(e->spare);
+    e->spare = -1;
+}
+
 static void receive_all(tr__endpoint *e, int peer)
 {
     for (;;) {
         tr__shm_message message;
         int fd;
+        if (brings_blocks(e->peers[peer].socket)) make_room(e);
         ssize_t got = tr__shm_receive(e->peers[peer].socket, &message, &fd);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
         if (got < 0 && errno == ECONNRESET) continue; /* what it sent before is still to be read */
@@ -192,6 +208,7 @@ static void receive_all(tr__endpoint *e, int peer)
         }
         if (got == (ssize_t)sizeof message && message.magic == TR__SHM_MAGIC && message.rank == peer) {
             hear(e, peer, &message, fd);
+            if (e->spare < 0) e->spare = fcntl(e->kick, F_DUPFD_CLOEXEC, 0);
             atomic_fetch_add(&e->page->counts[peer].handled, 1);
             continue;
         }

@@ -246,8 +246,8 @@ static void close_agent(tr_rpc *rpc, bool politely)
 {
     tr__rpc_end_replies(rpc);
     int64_t until = tr__now_ns() + FINISH_MS * (int64_t)1000000;
-    for (int i = 0; i < rpc->world && politely; i++)
-        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i], until);
+    for (int i = 0; i < rpc->world && politely; i++) /* who was waited for in vain is sent what goes out at once */
+        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i], tr__drain_gave_up(rpc, i) ? 0 : until);
     tr__rpc_end_clock(rpc);
     tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     tr__error *why = tr__error_take();

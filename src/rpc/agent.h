@@ -225,6 +225,7 @@ struct tr_rpc {
         uint64_t round, calls;
         int state;
         int64_t heard;
+        bool given_up;            /* and has not answered since */
     } *answers;                   /* [world] */
     int64_t moved;                /* when something happened last */
     tr_status end_status;         /* what tr_rpc_stop() returns: TR_OK, TR_TIMEOUT when somebody was given up, or why a */
@@ -425,6 +426,8 @@ tr_status tr__drain(tr_rpc *rpc);
 /* A link is gone, whose ->why is set; `left`: its worker has stopped. */
 void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left);
 bool tr__drain_ended(tr_rpc *rpc);
+/* Has this worker given another one up, which has not answered since? */
+bool tr__drain_gave_up(tr_rpc *rpc, int worker);
 void tr__drain_moved(tr_rpc *rpc);
 void tr__drain_wake(tr_rpc *rpc);
 

@@ -42,19 +42,23 @@ static uint64_t write_record(tr_rpc *rpc, int worker, bool through_others, const
     return number;
 }
 
-/* A long name of a function is cut, so that the worker's is still there. */
-uint64_t tr__rpc_record_wait(const tr_future *f)
+/* A long name of a function is cut, so that what follows is still there. */
+static uint64_t record_call(const tr_future *f, const char *state)
 {
     enum { LEAST = 16 };
-    if (!f->id) return write_record(f->rpc, -1, false, "a value that is made here"); /* no call */
-    char on[TR__RPC_WORKER_NAME + 8], text[CALL_TEXT];
+    char on[TR__RPC_WORKER_NAME + 32], text[CALL_TEXT + 32];
     bool module = f->function[0] == '.';
     const char *begin = module ? "" : "rpc ";
-    int rest = snprintf(on, sizeof on, " on \"%s\"", f->rpc->links[f->worker].name) + (int)strlen(begin);
+    int rest = snprintf(on, sizeof on, " on \"%s\"%s", f->rpc->links[f->worker].name, state) + (int)strlen(begin);
     int room = TR__RECORD_FILE - 1 - rest;
     size_t length = tr__recorder_fit(f->function + module, (size_t)(room > LEAST ? room : LEAST));
     snprintf(text, sizeof text, "%s%.*s%s", begin, (int)length, f->function + module, on);
     return write_record(f->rpc, f->worker, false, text);
+}
+
+uint64_t tr__rpc_record_wait(const tr_future *f)
+{
+    return f->id ? record_call(f, "") : write_record(f->rpc, -1, false, "a value that is made here"); /* no call */
 }
 
 uint64_t tr__rpc_record_sleep(tr_rpc *rpc, int worker, const char *what)
@@ -212,6 +216,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     int patience_ms = for_ever ? rpc->timeout_ms : f->timeout_ms;
     int64_t until_room = for_ever ? tr__now_ns() + (int64_t)patience_ms * 1000000 : f->deadline;
     bool earlier = false, full = true, gone = false, closing = false;
+    uint64_t wait = 0;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
         full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
@@ -219,6 +224,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
         if (!full || gone || closing || tr__now_ns() >= until_room) break;
         pthread_mutex_unlock(&rpc->calls_lock);
+        if (!wait) wait = record_call(f, " (queue is full)");
         tr__rpc_poll(rpc);
         int64_t soon = tr__now_ns() + 1000000;
         pthread_mutex_lock(&rpc->calls_lock);
@@ -236,6 +242,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         if (earlier) rpc->next_deadline = f->deadline;
     }
     pthread_mutex_unlock(&rpc->calls_lock);
+    tr__rpc_record_end(rpc, wait);
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
     if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);

@@ -59,6 +59,14 @@ bool tr__drain_ended(tr_rpc *rpc)
     return ended;
 }
 
+bool tr__drain_gave_up(tr_rpc *rpc, int worker)
+{
+    pthread_mutex_lock(&rpc->drain_lock);
+    bool given_up = rpc->answers[worker].given_up;
+    pthread_mutex_unlock(&rpc->drain_lock);
+    return given_up;
+}
+
 /* Of this worker, what it would answer. */
 static int state_of(tr_rpc *rpc, uint64_t *calls)
 {
@@ -173,6 +181,7 @@ static void name(const tr_rpc *rpc, char text[TEXT], const char *opening, int wo
 static void give_up(tr_rpc *rpc, int worker)
 {
     rpc->end_status = TR_TIMEOUT;
+    rpc->answers[worker].given_up = true;
     name(rpc, rpc->end_text, "given up after", worker, "does not answer");
 }
 

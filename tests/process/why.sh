@@ -37,6 +37,18 @@ end
 [ "$(grep -c 'ended$' "$work/out")" = 3 ] || fail "not all ranks ended well"
 ! why "why-$$" || fail "a job that is over was found"
 
+# Two groups, in which two ranks call in different orders.
+start -n 2 --job "crossed-$$" "$BUILD/process/crossed"
+wait_for 2 'rank . is'
+zero=$(number 'rank 0 is')
+one=$(number 'rank 1 is')
+sleep 0.5
+why "crossed-$$" || fail "exit code $? for a job whose ranks wait in two groups"
+says "=> rank 0 \(pid $zero\) waits in all_reduce #1 .* of group 'world.1-0' for rank 1 \(pid $one\), which waits in all_reduce #1 .* of group 'world.2-0' for rank 0 \(pid $zero\): ranks must make their calls in groups that they share in one order "
+[ "$(grep -c '=>' "$work/why")" = 1 ] || fail "something else is named, too"
+kill "$job"
+end
+
 # Remote calls: the worker that a distributed step waits for is stopped, then the trainer that the worker's tr_rpc_stop() waits for.
 rm "$work/over"
 start -n 2 --job "remote-$$" "$BUILD/process/remote" "$work/over"

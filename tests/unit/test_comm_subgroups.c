@@ -2,7 +2,10 @@
  * several worlds side by side. */
 #include "comm_ranks.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { WORLD = 6 };
 
@@ -201,6 +204,40 @@ static void groups_come_and_go(void **state)
     run(4, come_and_go_within, NULL);
 }
 
+/* Rank 0 calls in one group and then in the other, and rank 1 the other way round: each waits for the other, until its
+ * time is up. Who comes last, at least, sees where the other waits. */
+static atomic_int told;
+
+static void call_in_another_order(rank *r)
+{
+    tr_group *a = tr_group_split(r->group, 0, 0), *b = tr_group_split(r->group, 0, 1);
+    tr_group *mine = r->number ? b : a;
+    OK(tr_barrier(a));
+    OK(tr_barrier(b));
+    float x = 1;
+    CHECK(tr_all_reduce(mine, &x, 1, .timeout_ms = 500) == TR_TIMEOUT);
+    char words[128];
+    snprintf(words, sizeof words, "%s for rank %d: ranks must make their calls in groups that they share in one order",
+        r->number ? ".1-0'" : ".2-0'", r->number);
+    if (strstr(tr_error_message(), words)) {
+        atomic_fetch_add(&told, 1);
+        SAYS(" in all_reduce #2 (sum of f32[1] at ");
+        SAYS(" has done barrier #1 (");
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_leave(a));
+    OK(tr_leave(b));
+    OK(tr_leave(r->group));
+}
+
+static void calls_in_another_order_are_named(void **state)
+{
+    (void)state;
+    atomic_store(&told, 0);
+    run(2, call_in_another_order, NULL);
+    assert_true(atomic_load(&told) > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -211,6 +248,7 @@ int main(void)
         cmocka_unit_test(a_world_of_one),
         cmocka_unit_test(joined_again),
         cmocka_unit_test(groups_come_and_go),
+        cmocka_unit_test(calls_in_another_order_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

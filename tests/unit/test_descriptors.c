@@ -167,6 +167,42 @@ static void a_group_whose_memory_could_not_be_shown_is_made_anew(void **state)
     for (int left = 1; left <= 2; left++) run_job_in(&(setting){.transport = "shm"}, 3, cannot_split, &left);
 }
 
+/* Rank 1 has none left, neither for its own memory for groups nor for that of rank 0. The group is not made, and nothing else is
+ * lost: for the latter it has one in reserve. */
+static tr_status cannot_make_a_group(rank *r)
+{
+    tr__shm *shm;
+    tr__tcp *tcp;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    size_t before = shm->endpoint->peers[0].mapping_count, now = before;
+    if (r->number == 1) TRY(leave_descriptors(0));
+    TRY(tr_barrier(r->group)); /* rank 0 shows its memory behind it */
+    tr_group *made = tr_group_split(r->group, 0, 0);
+    CHECK(tr_status_of(made) != TR_OK);
+    SAYS(r->number == 1 ? "Too many open files" : "rank 1 could not make its part of a group");
+    for (int ms = 0; r->number == 1 && now == before && ms < PATIENCE_MS; ms++) { /* until what rank 0 has shown is here */
+        usleep(1000);
+        pthread_mutex_lock(&shm->endpoint->lock);
+        now = shm->endpoint->peers[0].mapping_count;
+        pthread_mutex_unlock(&shm->endpoint->lock);
+    }
+    TRY(tr_barrier(r->group));
+    TRY(leave_descriptors(-1));
+    made = tr_group_split(r->group, 0, 0);
+    float x = 1;
+    TRY(tr_status_of(made));
+    TRY(tr_all_reduce(made, &x, 1));
+    CHECK(x == 2);
+    TRY(tr_leave(made));
+    return tr_leave(r->group);
+}
+
+static void control_blocks_are_mapped_without_descriptors(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "shm"}, 2, cannot_make_a_group, NULL);
+}
+
 static int64_t count(const tr_tensor *x)
 {
     return tr_numel(x);
@@ -278,6 +314,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_cannot_take_a_descriptor_names_itself),
         cmocka_unit_test(what_could_not_be_shown_is_shown_again),
         cmocka_unit_test(a_group_whose_memory_could_not_be_shown_is_made_anew),
+        cmocka_unit_test(control_blocks_are_mapped_without_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_a_block_says_so),
         cmocka_unit_test(a_message_that_the_kernel_has_no_room_for_goes_later),
         cmocka_unit_test(a_rank_that_can_accept_nobody_says_so),

@@ -585,6 +585,81 @@ static void the_other_group_is_named(void **state)
     close(ready[1]);
 }
 
+/* Ranks' records in several groups, told as those of processes 1001, 1002, … by their numbers in the job. */
+static char *explain_processes(const int *process, int count, bool stalls)
+{
+    tr__records all;
+    char *text;
+    read_own(&all, count);
+    for (int i = 0; i < count; i++) all.list[i].pid = 1001 + process[i];
+    assert_int_equal(stalls ? tr__records_stalls(&all, "unit", 0, tr__now_ns(), &text)
+                            : tr__records_explain(&all, "unit", &text), TR_OK);
+    tr__records_free(&all);
+    return text;
+}
+
+static tr__recorder *waiting(const char *group, int number, int world, tr_collective_kind kind, uint64_t sequence, int awaited)
+{
+    tr__recorder *r = open_rank(group, number, world, "native", NULL);
+    tr__recorder_joined(r);
+    if (awaited < 0) return r;
+    enter(r, kind, sequence, 0);
+    tr__recorder_waits_for(r, &awaited, 1);
+    return r;
+}
+
+/* Process 0 is in a call of group 'a' that process 1 has not come to, which is in one of 'b' that process 0 has not come to. */
+static void a_circle_across_groups_is_told_once(void **state)
+{
+    (void)state;
+    tr__recorder *r[] = {waiting("a", 0, 2, TR_ALL_REDUCE, 7, 1), waiting("a", 1, 2, TR_ALL_REDUCE, 0, -1),
+        waiting("b", 0, 2, TR_BARRIER, 0, -1), waiting("b", 1, 2, TR_BARRIER, 9, 0)};
+    const char *words = "rank 0 (pid 1001) waits in all_reduce #7 (sum of f32[8] at tests/train.c:8) of group 'a' for rank 1 (pid "
+        "1002), which waits in barrier #9 (at tests/train.c:8) of group 'b' for rank 0 (pid 1001): ranks must make their calls in "
+        "groups that they share in one order (for ";
+    char *text = explain_processes((int[]){0, 1, 0, 1}, 4, false), *at = strstr(text, words);
+    if (!at || strncmp(at - 5, "  => ", 5) != 0) fail_msg("nothing of '%s' in:\n%s", words, text);
+    assert_null(strstr(at + 1, "=> "));
+    assert_true(strstr(text, "=> ") == at - 3); /* nobody is the culprit of one group alone */
+    free(text);
+    text = explain_processes((int[]){0, 1, 0, 1}, 4, true);
+    assert_ptr_equal(strstr(text, words), text);
+    assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1);
+    free(text);
+
+    /* Of ranks that are threads it is not known whose wait is whose. */
+    text = explain_processes((int[]){0, 0, 0, 0}, 4, false);
+    assert_null(strstr(text, "one order"));
+    free(text);
+    for (int i = 0; i < 4; i++) tr__recorder_close(r[i]);
+}
+
+/* 0 waits in 'a' for 1, which waits there for 2, which waits for 0 in 'b', where its number is 1. Process 3 waits for 0 in
+ * 'c' and is beside the circle; in 'd' nobody waits, which is not worth a word then. */
+static void a_circle_may_lead_through_several_ranks(void **state)
+{
+    (void)state;
+    tr__recorder *r[] = {waiting("a", 0, 3, TR_ALL_REDUCE, 7, 1), waiting("a", 1, 3, TR_ALL_REDUCE, 7, 2),
+        waiting("a", 2, 3, TR_ALL_REDUCE, 0, -1), waiting("b", 0, 2, TR_BARRIER, 0, -1), waiting("b", 1, 2, TR_BARRIER, 9, 0),
+        waiting("c", 0, 2, TR_BARRIER, 0, -1), waiting("c", 1, 2, TR_BARRIER, 3, 0), waiting("d", 0, 2, TR_BARRIER, 0, -1)};
+    const char *words = " of group 'a' for rank 2 (pid 1003), which waits as rank 1 in barrier #9 (at tests/train.c:8) of "
+        "group 'b' for rank 0 (pid 1001): ranks must make their calls in groups that they share in one order (for ";
+    char *text = explain_processes((int[]){0, 1, 2, 0, 2, 0, 3, 0}, 8, false);
+    if (!strstr(text, words)) fail_msg("nothing of '%s' in:\n%s", words, text);
+    assert_non_null(strstr(text, "  => rank 0 (pid 1001) waits in all_reduce #7"));
+    assert_non_null(strstr(text, "=> rank 0 (pid 1001) is what rank 1 waits for: it has not entered barrier #3"));
+    assert_null(strstr(text, "nobody waits"));
+    free(text);
+
+    /* Once 2 waits for nobody there is no circle: it is what the others wait for. */
+    tr__recorder_waits_for(r[4], NULL, 0);
+    text = explain_processes((int[]){0, 1, 2, 0, 2, 0, 3, 0}, 8, false);
+    assert_null(strstr(text, "one order"));
+    assert_non_null(strstr(text, "=> rank 2 (pid 1003) is what ranks 0 and 1 wait for"));
+    free(text);
+    for (int i = 0; i < 8; i++) tr__recorder_close(r[i]);
+}
+
 /* A rank that has died lives on in a record when a child of it holds that. */
 static void a_dead_rank_is_told_from_its_child(void **state)
 {
@@ -702,6 +777,8 @@ int main(void)
         cmocka_unit_test(the_call_that_waits_for_a_culprit_is_named),
         cmocka_unit_test(differences_are_pointed_out),
         cmocka_unit_test(the_other_group_is_named),
+        cmocka_unit_test(a_circle_across_groups_is_told_once),
+        cmocka_unit_test(a_circle_may_lead_through_several_ranks),
         cmocka_unit_test(a_dead_rank_is_told_from_its_child),
         cmocka_unit_test(jobs_are_found_by_name_and_process),
         cmocka_unit_test(a_late_rank_is_reported),

@@ -5,8 +5,11 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ---- Functions that are called ----------------------------------------------------------------------------------- */
 
@@ -400,6 +403,46 @@ static void who_calls_too_much_waits(void **state)
     run_hosts(apart, 2, flood, NULL);
 }
 
+static atomic_int gate;
+
+static double hold(tr_tensor *x)
+{
+    while (!atomic_load(&gate)) rest_a_while();
+    return (double)tr_numel(x);
+}
+TR_RPC(hold, TENSOR, RETURNS(F64));
+
+/* The third call waits for room, and `trireme why` would say for whom. */
+static void fill_queue(rank *r)
+{
+    TR_SCOPE;
+    enum { HELD = 3, FLOATS = 100000 };
+    tr_rpc *rpc = tr_rpc_start(r->group, .queue_mb = 1);
+    OK(tr_rpc_register(rpc, &hold_rpc));
+    OK(tr_barrier(r->group));
+    bool named = r->number == 0;
+    for (int ms = 0; ms < JOIN_MS && !named; ms++) {
+        char pid[24], *text;
+        snprintf(pid, sizeof pid, "%d", (int)getpid());
+        OK(tr_job_explain(pid, &text));
+        named = strstr(text, "is what rank 0 waits for: it has not answered rpc hold on \"worker1\" (queue is full)");
+        free(text);
+        rest_a_while();
+    }
+    if (r->number == 1) atomic_store(&gate, 1);
+    CHECK(named);
+    tr_future *f[HELD];
+    for (int i = 0; i < HELD && r->number == 0; i++) f[i] = tr_rpc_async(rpc, "worker1", "hold", tr_full(2, TR_SHAPE(FLOATS)));
+    for (int i = 0; i < HELD && r->number == 0; i++) CHECK(tr_future_f64(f[i]) == FLOATS);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_wait_for_a_full_queue_is_recorded(void **state)
+{
+    (void)state;
+    run(2, fill_queue, NULL);
+}
+
 static void wrong_options(rank *r)
 {
     TR_SCOPE;
@@ -546,6 +589,7 @@ int main(void)
         cmocka_unit_test(many_threads_call_at_once),
         cmocka_unit_test(callbacks_may_wait),
         cmocka_unit_test(who_calls_too_much_waits),
+        cmocka_unit_test(a_wait_for_a_full_queue_is_recorded),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
         cmocka_unit_test(workers_of_other_hosts),

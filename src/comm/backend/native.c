@@ -11,12 +11,13 @@
 
 typedef struct native {
     tr__member member;
-    tr__rendezvous meeting;
+    tr__rendezvous *meeting; /* NULL: the ranks met in the group that this one was made within */
     tr__failure *failure; /* of the group; NULL in a world of one */
     tr__shm *shm; /* joins the ranks of this host, */
     tr__tcp *tcp; /* joins all; NULL: not needed */
     tr__hierarchy *hierarchy; /* over both; NULL: one of them, or none, carries everything */
-    tr__p2p *p2p; /* sends and receives, over both; NULL: there is nobody to send to */
+    pthread_mutex_t lock;
+    tr__p2p *p2p; /* under the lock: sends and receives, over both; NULL: there have been none */
 } native;
 
 static bool asked_for(const native *n, const char *transport)
@@ -112,10 +113,10 @@ static tr_status connect_both(native *n, tr__hosts *hosts, tr__endpoint_record *
 {
     if (n->shm) {
         TR__TRY(tr__shm_settle(n->shm, hosts, n->tcp));
-        TR__TRY(tr__shm_meet(n->shm, &n->meeting, records));
+        TR__TRY(tr__shm_meet(n->shm, n->meeting, records));
     }
     TR__TRY(tr__hierarchy_new(hosts, n->member.rank, n->shm, n->tcp, &n->hierarchy));
-    TR__TRY(tr__tcp_meet(n->tcp, &n->meeting, records));
+    TR__TRY(tr__tcp_meet(n->tcp, n->meeting, records));
     if (n->shm) n->shm->crowded |= n->tcp->crowded;
     return TR_OK;
 }
@@ -127,10 +128,10 @@ static tr_status connect_all(native *n, tr__endpoint_record *records)
     TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, records));
     bool both = n->shm && n->tcp && hosts.count > 1 && hosts.most > 1;
     choose_transports(n, &hosts);
-    n->meeting.chained = both || n->member.world_size > TR__MESH_MOST;
+    n->meeting->chained = both || n->member.world_size > TR__MESH_MOST;
     tr_status status = both     ? connect_both(n, &hosts, records)
-                       : n->shm ? tr__shm_meet(n->shm, &n->meeting, records)
-                                : tr__tcp_meet(n->tcp, &n->meeting, records);
+                       : n->shm ? tr__shm_meet(n->shm, n->meeting, records)
+                                : tr__tcp_meet(n->tcp, n->meeting, records);
     tr__hosts_free(&hosts);
     return status;
 }
@@ -140,14 +141,14 @@ static tr_status find_all(native *n, tr__endpoint_record *records)
 {
     for (tr__endpoint_record *mine = &records[n->member.rank];;) {
         TR__TRY(listen_for_all(n, mine));
-        TR__TRY(tr__rendezvous_publish(&n->meeting, mine));
-        tr_status status = tr__rendezvous_read_all(&n->meeting, records);
-        if (status == TR_OK || !n->meeting.used) return status;
+        TR__TRY(tr__rendezvous_publish(n->meeting, mine));
+        tr_status status = tr__rendezvous_read_all(n->meeting, records);
+        if (status == TR_OK || !n->meeting->used) return status;
         if (n->shm) tr__shm_close(n->shm);
         if (n->tcp) tr__tcp_close(n->tcp);
         n->shm = NULL;
         n->tcp = NULL;
-        TR__TRY(tr__rendezvous_go_on(&n->meeting, mine));
+        TR__TRY(tr__rendezvous_go_on(n->meeting, mine));
     }
 }
 
@@ -157,10 +158,10 @@ static tr_status meet(native *n, tr__endpoint_record *records)
     TR__TRY(check_transport(n));
     tr__endpoint_record_here(&n->member, mine);
     mine->tls = n->member.encrypt;
-    TR__TRY(tr__rendezvous_register(&n->meeting, &n->member, mine));
+    TR__TRY(tr__rendezvous_register(n->meeting, &n->member, mine));
     TR__TRY(find_all(n, records));
     tr_status status = connect_all(n, records);
-    return status == TR_OK ? TR_OK : tr__rendezvous_explain(&n->meeting, records, atomic_load(&n->failure->dead), status);
+    return status == TR_OK ? TR_OK : tr__rendezvous_explain(n->meeting, records, atomic_load(&n->failure->dead), status);
 }
 
 /* Shared memory first: it points to TCP (t->tcp). */
@@ -173,14 +174,22 @@ static void close_transports(native *n)
     tr__failure_free(n->failure);
 }
 
+static void destroy(native *n)
+{
+    pthread_mutex_destroy(&n->lock);
+    free(n->meeting);
+    free(n);
+}
+
 /* Frees all; the failure that the thread has just made stays its latest. */
 static void give_up(native *n, tr_status status)
 {
     TR__KEEP_ERROR;
-    if (n->meeting.member) tr__rendezvous_give_up(&n->meeting, status);
+    bool met = n->meeting && n->meeting->member;
+    if (met) tr__rendezvous_give_up(n->meeting, status);
     close_transports(n);
-    if (n->meeting.member) tr__rendezvous_withdraw(&n->meeting);
-    free(n);
+    if (met) tr__rendezvous_withdraw(n->meeting);
+    destroy(n);
 }
 
 /* ---- A group within another -------------------------------------------------------------------------------------- */
@@ -278,17 +287,15 @@ static tr_status find_others(native *n)
     if (n->member.seat) return take_seat(n, n->member.seat);
     size_t world = (size_t)n->member.world_size;
     tr__endpoint_record *records = calloc(world, sizeof *records);
-    if (!records) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
+    n->meeting = calloc(1, sizeof *n->meeting);
+    if (!records || !n->meeting) {
+        free(records);
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
+    }
     n->failure = tr__failure_new();
     tr_status status = n->failure ? meet(n, records) : TR_NO_MEMORY;
     free(records);
     return status;
-}
-
-static void native_give_up(void *state)
-{
-    native *n = state;
-    if (n->failure) (void)!tr__failure_give_up(n->failure);
 }
 
 static tr_status native_join(const tr__member *member, void **state)
@@ -296,12 +303,8 @@ static tr_status native_join(const tr__member *member, void **state)
     native *n = calloc(1, sizeof *n);
     if (!n) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
     n->member = *member;
-    bool alone = member->world_size == 1;
-    tr_status status = alone ? TR_OK : find_others(n);
-    if (status == TR_OK && !alone) {
-        status = tr__p2p_new(member, n->failure, n->shm, n->tcp, &n->p2p);
-        if (status != TR_OK) native_give_up(n); /* the others have joined */
-    }
+    pthread_mutex_init(&n->lock, NULL);
+    tr_status status = member->world_size == 1 ? TR_OK : find_others(n);
     if (status == TR_OK)
         *state = n;
     else
@@ -319,30 +322,58 @@ static tr_status native_run(void *state, const tr_collective *c, uint64_t sequen
     return TR_OK;
 }
 
+/* The engine of the group's sends and receives, made for the first of them. */
+static tr_status need_p2p(native *n, tr__p2p **p2p)
+{
+    pthread_mutex_lock(&n->lock);
+    tr_status status = n->p2p ? TR_OK : tr__p2p_new(&n->member, n->failure, n->shm, n->tcp, &n->p2p);
+    *p2p = n->p2p;
+    pthread_mutex_unlock(&n->lock);
+    return status;
+}
+
+static tr__p2p *known_p2p(native *n)
+{
+    pthread_mutex_lock(&n->lock);
+    tr__p2p *p2p = n->p2p;
+    pthread_mutex_unlock(&n->lock);
+    return p2p;
+}
+
 static void native_start(void *state, tr_work *work, bool driven)
 {
-    native *n = state;
-    tr__p2p_start(n->p2p, work, driven);
+    tr__p2p *p2p;
+    tr_status status = need_p2p(state, &p2p);
+    if (status == TR_OK)
+        tr__p2p_start(p2p, work, driven);
+    else
+        tr__work_finish(work, status);
 }
 
 static void native_drive(void *state, const tr_work *work)
 {
-    native *n = state;
-    tr__p2p_drive(n->p2p, work);
+    tr__p2p *p2p = known_p2p(state);
+    if (p2p) tr__p2p_drive(p2p, work);
 }
 
 static bool native_pending(void *state)
 {
+    tr__p2p *p2p = known_p2p(state);
+    return p2p && tr__p2p_pending(p2p);
+}
+
+static void native_give_up(void *state)
+{
     native *n = state;
-    return n->p2p && tr__p2p_pending(n->p2p);
+    if (n->failure) (void)!tr__failure_give_up(n->failure);
 }
 
 static void native_leave(void *state)
 {
     native *n = state;
-    if (n->shm || n->tcp) tr__rendezvous_withdraw(&n->meeting);
+    if (n->meeting) tr__rendezvous_withdraw(n->meeting);
     close_transports(n);
-    free(n);
+    destroy(n);
 }
 
 void tr__native_transports(void *state, tr__shm **shm, tr__tcp **tcp)

@@ -263,7 +263,6 @@ tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *
     const tr__shm *parent = seat->parent;
     int own = member->rank, place = hosts ? hosts->place[own] : own;
     int count = hosts ? tr__hosts_size(hosts, hosts->host[own]) : member->world_size;
-    char host[65] = "";
     snprintf(t->group, sizeof t->group, "%s", member->group);
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
@@ -280,10 +279,9 @@ tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *
         if (t->tcp) t->places[rank] = i;
     }
     take_places(t, place, count);
-    if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
     for (int i = 0; i < count; i++) {
         t->peers[i].rank = rank_at(seat, own, i);
-        tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, host);
+        tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, NULL);
     }
     enter(t);
     tr_status status = find_controls(t, seat, member->timeout_ms);
@@ -331,6 +329,7 @@ void tr__shm_close(tr__shm *t)
     free(t->views);
     free(t->stagings);
     tr__pages_free(t->scratch, TR__SHM_SCRATCH);
+    free(t->buffers);
     free(t->places);
     free(t);
 }

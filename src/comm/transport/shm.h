@@ -230,7 +230,7 @@ typedef struct tr__shm {
     void **out;
     tr__shm_fold_views *views;   /* [world_size] */
     tr__shm_tuning tuning[2][TR__SHM_CROSS_SIZES]; /* pulls and folds */
-    tr__shm_buffer buffers[TR__SHM_BUFFERS]; /* the latest first */
+    tr__shm_buffer *buffers;     /* [TR__SHM_BUFFERS], the latest first; NULL: not needed yet */
     char *scratch;               /* TR__SHM_SCRATCH bytes; NULL: not needed yet */
     char **stagings;             /* [world_size]: the ranks' staging areas */
 } tr__shm;

@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -60,6 +61,8 @@ static tr__shm_buffer *recall(tr__shm *t, const void *buffer, size_t bytes)
 void tr__shm_note_private(tr__shm *t, const void *buffer, size_t bytes)
 {
     if (bytes < TR__SHM_HUGE || !t->endpoint->crosses || t->crowded) return;
+    if (!t->buffers) t->buffers = calloc(TR__SHM_BUFFERS, sizeof *t->buffers);
+    if (!t->buffers) return; /* it is only about speed */
     tr__shm_buffer *known = recall(t, buffer, bytes);
     if (known->calls < TR__SHM_HUGE_CALLS) known->calls++;
     if (known->calls < TR__SHM_HUGE_CALLS || known->huge == bytes) return;

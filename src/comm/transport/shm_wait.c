@@ -137,9 +137,11 @@ char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__SHM_STATE_TEXT]
     return text;
 }
 
+enum { ELSEWHERE_TEXT = TR__CALL_TEXT + 256 };
+
 typedef struct lateness {
     char ranks[64];                     /* "rank 2 (pid 77)", "ranks 1, 2, 5" */
-    char state[TR__SHM_STATE_TEXT];     /* what the first of them is at */
+    char state[TR__SHM_STATE_TEXT + ELSEWHERE_TEXT]; /* what the first of them is at, here and in another group */
 } lateness;
 
 /* What a rank counts of the messages between it and another. */
@@ -190,6 +192,36 @@ static bool is_late(const tr__shm *t, tr__shm_word word, uint64_t value, int onl
     return atomic_load(counter(t->peers[rank].control, word)) < value;
 }
 
+/* Does a rank of a group wait for another one in a collective? Appends in which, and for whom. */
+static bool describe_wait(const tr__shm *t, int rank, int self, char *text, size_t bytes)
+{
+    for (int i = 0; i < t->world_size; i++)
+        if (!t->peers[i].control) return false; /* they are about to meet */
+    const tr__shm_control *control = t->peers[rank].control;
+    int awaited = stuck_on(t, rank) - 1;
+    bool finished;
+    tr__signature s;
+    char call[TR__CALL_TEXT];
+    if (awaited < 0 || !atomic_load(&control->stuck.collective) || !tr__shm_last_call(control, &s, &finished)) return false;
+    snprintf(text, bytes, ", and %s in %s of group '%s' for rank %d%s", tr__failure_there(t->failure) ? "has waited" : "waits",
+        tr__signature_text(&s, call), t->group, t->peers[awaited].rank, t->attachment->members[awaited] != self ? ""
+        : ": ranks must make their calls in groups that they share in one order");
+    return true;
+}
+
+/* What a rank that is late here waits for in another group that we share with it: maybe for us. */
+static void describe_elsewhere(const tr__shm *t, int rank, char *text, size_t bytes)
+{
+    tr__endpoint *e = t->endpoint;
+    bool found = false;
+    pthread_mutex_lock(&e->hearing); /* groups come and go */
+    for (const tr__attachment *a = e->attachments; a && !found; a = a->next) {
+        int place = a->calls && a != t->attachment ? a->places[t->attachment->members[rank]] : -1;
+        if (place >= 0) found = describe_wait(a->user, place, e->rank, text, bytes);
+    }
+    pthread_mutex_unlock(&e->hearing);
+}
+
 /* Of those that are late, the ones that wait for nobody else. */
 static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int only, lateness *l)
 {
@@ -209,7 +241,8 @@ static void describe(const tr__shm *t, tr__shm_word word, uint64_t value, int on
     const tr__shm_peer *peer = &t->peers[first];
     if (count <= 1) snprintf(l->ranks, sizeof l->ranks, "rank %d (pid %ld)", peer->rank, peer->pid);
     if (count > 1 && used + 24 >= sizeof l->ranks) snprintf(l->ranks + used, sizeof l->ranks - used, " of %d", count);
-    tr__shm_state_text(peer, l->state);
+    size_t length = strlen(tr__shm_state_text(peer, l->state));
+    describe_elsewhere(t, first, l->state + length, sizeof l->state - length);
 }
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */

@@ -62,14 +62,19 @@ tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *nev
 
 tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int timeout_ms, tr__wire **wire)
 {
-    int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    enum { LOOK_NS = 5000000 };
+    int64_t now = tr__now_ns(), deadline = now + (int64_t)timeout_ms * 1000000;
     bool never = false;
-    for (bool in_time = true; in_time && !never && !tr__failure_there(t->failure);) {
+    for (; now < deadline && !never && !tr__failure_there(t->failure); now = tr__now_ns()) {
+        bool left = atomic_load(&t->peers[rank].left);
         *wire = tr__tcp_need_wire(t, rank, channel, &never);
         if (*wire) return TR_OK;
+        /* What becomes of the connection of a rank that has left may be told just before we sleep. */
+        int64_t until = left && deadline - now > LOOK_NS ? now + LOOK_NS : deadline;
         pthread_mutex_lock(&t->lock);
-        if (!tr__tcp_wire(t, rank, channel) && !atomic_load(&t->peers[rank].left) && !tr__failure_there(t->failure))
-            in_time = tr__condition_wait(&t->changed, &t->lock, deadline);
+        bool news = tr__tcp_wire(t, rank, channel) || atomic_load(&t->peers[rank].left) != left || tr__failure_there(t->failure);
+        if (!never && !news)
+            tr__condition_wait(&t->changed, &t->lock, until);
         pthread_mutex_unlock(&t->lock);
     }
     char name[TR__TCP_NAME];
