@@ -105,11 +105,15 @@ void tr__node_release(tr__node *node)
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------------- */
 
+/* Cheap nodes in a row that run again for one saved tensor, which is as many as models have (a norm and its activation). Of a
+ * longer chain every third output is kept: else each would be recomputed from the chain's start. */
+enum { MOST_RECOMPUTED = 2 };
+
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
     const tr__node *maker = may_recompute ? t->node : NULL;
     bool is_unchanged = maker && maker->made[t->output] == tr__version(t); /* since the op made it */
-    if (is_unchanged && maker->op->flags & TR_OP_CHEAP) {
+    if (is_unchanged && maker->op->flags & TR_OP_CHEAP && maker->depth < MOST_RECOMPUTED) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;
@@ -193,7 +197,11 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
         node->edges[i] = (tr__edge){.leaf = tr__ref(x)};
         TR__TRY(tr__segment_note(x));
     }
-    return node->op->saves_inputs >> i & 1 ? tr__saved_set(&node->saved_inputs[i], x, true) : TR_OK;
+    if (!(node->op->saves_inputs >> i & 1)) return TR_OK;
+    TR__TRY(tr__saved_set(&node->saved_inputs[i], x, true));
+    const tr__node *maker = node->saved_inputs[i].maker;
+    if (maker && node->depth <= maker->depth) node->depth = (unsigned char)(maker->depth + 1);
+    return TR_OK;
 }
 
 tr_status tr__record_op(const tr_op_call *call)
