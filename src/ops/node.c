@@ -127,7 +127,7 @@ tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute
 /* Does t show a leaf's elements: is it a leaf, a view of one, or a detached view of an arena? */
 static bool is_of_leaf(const tr_tensor *t)
 {
-    if (t->storage->sections) return true;
+    if (t->storage->of_leaves) return true;
     if (!t->node) return t->requires_grad;
     const tr__node *node = t->node;
     while (node && node->op->flags & TR__OP_VIEW) {
@@ -334,6 +334,7 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
         : tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);
     if (!stays || tr__bad(target)) return target;
     if (tr__grad_touch(leaf, true) != TR_OK) return tr__tensor_failed();
+    tr__touch(target); /* the kernel writes there, where a graph may have saved the gradient so far */
     if (!has_place) leaf->leaf->grad = tr_keep(target);
     leaf->leaf->has_grad = true;
     return target;
