@@ -138,17 +138,21 @@ static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, 
                     diverged ? ": training has diverged, try a lower learning rate" : "");
 }
 
-/* A norm that is known when backward has applied the gradients: all, or those before the first that was not finite. */
+/* A norm that is known when backward has applied the gradients: all, or those before the first that was not finite, and of a large
+ * one that came by rows those before the rows that were not. */
 static tr_status say_applied(const tr_trainer *t, const tr_metrics_row *row)
 {
     static const char advice[] = "training has diverged, try a lower learning rate";
-    int updated, count = t->optimizer->count, bad = tr__in_backward_stopped_at(t->optimizer, &updated);
+    int64_t rows;
+    int updated, count = t->optimizer->count, bad = tr__in_backward_stopped_at(t->optimizer, &updated, &rows);
+    char partly[96] = "";
     if (bad < 0)
         return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g: every gradient is finite, and the sum of their squares "
             "overflows; all %d parameters had been updated: %s", t->step + 1, printed(row->grad_norm), count, advice);
+    if (rows) snprintf(partly, sizeof partly, ", and the first %" PRId64 " rows of this one", rows);
     return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g; the gradient of \"%.200s\" is the first in backward whose "
-        "norm is not finite, when %d of the %d parameters had been updated: %s", t->step + 1, printed(row->grad_norm),
-        tr_list_name(t->optimizer->list, bad), updated, count, advice);
+        "norm is not finite, when %d of the %d parameters had been updated%s: %s", t->step + 1, printed(row->grad_norm),
+        tr_list_name(t->optimizer->list, bad), updated, count, partly, advice);
 }
 
 /* ---- Spikes ------------------------------------------------------------------------------------------------------ */
