@@ -595,7 +595,7 @@ typedef struct tr_op {
     uint32_t flags;
 } tr_op;
 
-/* Cheap to compute again: its outputs are recomputed in backward rather than kept by those who save them. */
+/* Cheap to compute again: its outputs are recomputed in backward rather than kept; of a chain of such ops every third is kept. */
 #define TR_OP_CHEAP 1u
 
 /* For infer: makes outputs[i], row-major, on the device of the first input. */

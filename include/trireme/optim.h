@@ -243,7 +243,8 @@ TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
  * One backward a step: another one before tr_step() is refused, as its gradients could not be added. So are clipping, gradient
  * scaling, tr_shard_optimizer() and distributed backwards, and parameters that several optimizers or tr_ddp()s have; tr_grad() of
  * a parameter is a tensor in error. A backward that fails says so when it has updated parameters before, and so does tr_step()
- * after it: they are as they were, or one step on. Switched off, it steps in tr_step() again.
+ * after it: each is as it was, or one step on, or, if it is the weight of a linear layer that takes 64 MiB or more, one step on in its
+ * first rows only, as its gradient is computed and applied by blocks of rows. Switched off, it steps in tr_step() again.
  */
 TR_API TR_MUST_CHECK tr_status tr_step_in_backward(tr_optimizer *optimizer, bool on);
 /* Forgets all gradients: costs nothing, the next backward overwrites them. On an optimizer in error it does nothing:

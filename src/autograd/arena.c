@@ -77,9 +77,17 @@ static tr_status enter(tr__arena *arena, tr__arena_slot *slot)
     return TR_OK;
 }
 
-static tr_tensor *flat(int64_t count, const tr_tensor *like, bool shared)
+/* Room for all slots. Each has its own version: a write to some leaves the others unchanged. */
+static tr_tensor *flat(const tr__arena *arena, const tr_tensor *like, bool shared)
 {
-    return tr_empty(TR_SHAPE(count), .dtype = like->dtype, .device = tr__device_of(like), .shared = shared);
+    tr_tensor *whole = tr_empty(TR_SHAPE(arena->count), .dtype = like->dtype, .device = tr__device_of(like), .shared = shared);
+    if (tr__bad(whole)) return whole;
+    size_t *begins = calloc((size_t)arena->n_slots, sizeof *begins);
+    if (!begins) return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
+    for (int i = 0; i < arena->n_slots; i++) begins[i] = (size_t)arena->slots[i].offset * tr_dtype_size(like->dtype);
+    tr_status status = tr__storage_divide(whole->storage, begins, arena->n_slots);
+    free(begins);
+    return status == TR_OK ? whole : tr__tensor_failed();
 }
 
 /* The gaps are all that has to be zeroed: slots are written before they are read. */
@@ -97,7 +105,7 @@ static tr_status zero_gaps(const tr__arena *arena, const tr_tensor *whole)
 static tr_status make_gradients(tr__arena *arena)
 {
     TR_SCOPE;
-    tr_tensor *gradients = flat(arena->count, arena->parameters, arena->shared);
+    tr_tensor *gradients = flat(arena, arena->parameters, arena->shared);
     TR__TRY(tr_status_of(gradients));
     TR__TRY(zero_gaps(arena, gradients));
     arena->gradients = tr_keep(gradients);
@@ -110,18 +118,6 @@ static tr_status come_back(tr_tensor *leaf)
     tr__arena *arena = leaf->leaf->arena;
     if (!arena->gradients) TR__TRY(make_gradients(arena));
     return give_place(arena, tr__arena_slot_of(leaf));
-}
-
-/* Each parameter has its own version: a step of some leaves the others' unchanged. */
-static tr_status divide(const tr__arena *arena)
-{
-    size_t *begins = calloc((size_t)arena->n_slots, sizeof *begins);
-    if (!begins) return tr__fail(TR_NO_MEMORY, "out of memory");
-    for (int i = 0; i < arena->n_slots; i++)
-        begins[i] = (size_t)arena->slots[i].offset * tr_dtype_size(arena->parameters->dtype);
-    tr_status status = tr__storage_divide(arena->parameters->storage, begins, arena->n_slots);
-    free(begins);
-    return status;
 }
 
 /* One arena of all the leaves from first on that are like it. */
@@ -139,9 +135,9 @@ static tr_status build_one(const tr_tensor_list *leaves, int first)
         arena->slots[arena->n_slots++] = (tr__arena_slot){t, arena->count, tr__numel(t->shape)};
         arena->count += (tr__numel(t->shape) + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
     }
-    arena->parameters = tr_keep(flat(arena->count, like, false));
+    arena->parameters = tr_keep(flat(arena, like, false));
     TR__TRY(tr_status_of(arena->parameters));
-    TR__TRY(divide(arena));
+    arena->parameters->storage->of_leaves = true;
     TR__TRY(zero_gaps(arena, arena->parameters));
     TR__TRY(make_gradients(arena));
     for (int i = 0; i < arena->n_slots; i++) TR__TRY(fill_slot(arena, &arena->slots[i]));
@@ -188,7 +184,7 @@ tr_status tr__arena_share(tr__arena *arena)
     if (!arena->shared || arena->gradients->storage->kind == TR__SHARED) return TR_OK;
     TR_SCOPE;
     TR_NO_GRAD;
-    tr_tensor *shared = flat(arena->count, arena->parameters, true); /* zero, as all fresh shared memory */
+    tr_tensor *shared = flat(arena, arena->parameters, true); /* zero, as all fresh shared memory */
     TR__TRY(tr_status_of(shared));
     for (int i = 0; i < arena->n_slots; i++) {
         const tr__arena_slot *slot = &arena->slots[i];

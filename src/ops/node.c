@@ -105,11 +105,15 @@ void tr__node_release(tr__node *node)
 
 /* ---- Saving ---------------------------------------------------------------------------------------------------------- */
 
+/* Cheap nodes in a row that run again for one saved tensor, which is as many as models have (a norm and its activation). Of a
+ * longer chain every third output is kept: else each would be recomputed from the chain's start. */
+enum { MOST_RECOMPUTED = 2 };
+
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
     const tr__node *maker = may_recompute ? t->node : NULL;
     bool is_unchanged = maker && maker->made[t->output] == tr__version(t); /* since the op made it */
-    if (is_unchanged && maker->op->flags & TR_OP_CHEAP) {
+    if (is_unchanged && maker->op->flags & TR_OP_CHEAP && maker->depth < MOST_RECOMPUTED) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;
@@ -123,7 +127,7 @@ tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute
 /* Does t show a leaf's elements: is it a leaf, a view of one, or a detached view of an arena? */
 static bool is_of_leaf(const tr_tensor *t)
 {
-    if (t->storage->sections) return true;
+    if (t->storage->of_leaves) return true;
     if (!t->node) return t->requires_grad;
     const tr__node *node = t->node;
     while (node && node->op->flags & TR__OP_VIEW) {
@@ -193,7 +197,11 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
         node->edges[i] = (tr__edge){.leaf = tr__ref(x)};
         TR__TRY(tr__segment_note(x));
     }
-    return node->op->saves_inputs >> i & 1 ? tr__saved_set(&node->saved_inputs[i], x, true) : TR_OK;
+    if (!(node->op->saves_inputs >> i & 1)) return TR_OK;
+    TR__TRY(tr__saved_set(&node->saved_inputs[i], x, true));
+    const tr__node *maker = node->saved_inputs[i].maker;
+    if (maker && node->depth <= maker->depth) node->depth = (unsigned char)(maker->depth + 1);
+    return TR_OK;
 }
 
 tr_status tr__record_op(const tr_op_call *call)
@@ -326,6 +334,7 @@ tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate)
         : tr__tensor_new(node->inputs[i].shape, node->inputs[i].dtype, node->inputs[i].device);
     if (!stays || tr__bad(target)) return target;
     if (tr__grad_touch(leaf, true) != TR_OK) return tr__tensor_failed();
+    tr__touch(target); /* the kernel writes there, where a graph may have saved the gradient so far */
     if (!has_place) leaf->leaf->grad = tr_keep(target);
     leaf->leaf->has_grad = true;
     return target;

@@ -42,6 +42,7 @@ typedef struct tr__node {
     int n_inputs, n_outputs;
     bool released;         /* its saved tensors have been released: backward cannot run again */
     bool graph_left;       /* an input's graph stayed at another worker (tensor/tensor.h): no gradient reaches it */
+    unsigned char depth;   /* before it can run again, so many other nodes have to, one after the other; 0: what it saved is kept */
     /* Behind the struct, in its block of memory: */
     tr__edge *edges;       /* [n_inputs] */
     tr__input *inputs;     /* [n_inputs] */

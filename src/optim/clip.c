@@ -215,16 +215,16 @@ tr_status tr__grad_multiply(const tr_optimizer *o, double factor)
     for (int at = 0; tr__next_stretch(o, false, &at, &s);) {
         tr_tensor *gradients = s.part->arena->gradients;
         pass p = {.dtype = gradients->dtype, .count = s.end - s.begin, .factor = factor};
+        TR_SCOPE;
+        tr_tensor *run = tr__tensor_view(gradients, TR_SHAPE(p.count), NULL, gradients->offset + s.begin);
+        TR__TRY(tr_status_of(run));
         if (tr__device_of(gradients).kind == TR_CPU) {
-            p.memory = (char *)tr__ptr(gradients) + (size_t)s.begin * tr_dtype_size(p.dtype);
-            tr__pool_for(tr__pool_of(gradients), blocks_of(p.count), 2, scale_blocks, &p);
+            p.memory = tr__ptr(run);
+            tr__pool_for(tr__pool_of(run), blocks_of(p.count), 2, scale_blocks, &p);
         } else {
-            TR_SCOPE;
-            tr_tensor *run = tr__tensor_view(gradients, TR_SHAPE(p.count), NULL, gradients->offset + s.begin);
-            TR__TRY(tr_status_of(run));
             TR__TRY(tr__op_run(tr__op(affine), &(tr_affine_attrs){.scale = factor}, &run, 1, &run, 1));
         }
-        tr__touch(gradients);
+        tr__touch(run);
     }
     return TR_OK;
 }

@@ -14,7 +14,8 @@
  * used up from a small pool, hands them over in one order on all ranks, and so all ranks make the same updates.
  *
  * A trainer measures the gradients of some steps on their way. One that is not finite ends the updates of its backward, which
- * goes on without them.
+ * goes on without them. Where it comes by rows, those of the blocks before have been updated: to look at all of them first would
+ * take the memory that rows save, or their arithmetic twice.
  */
 #include "autograd/engine.h"
 #include "optim/optimizer.h"
@@ -39,7 +40,8 @@ struct tr__in_backward {
     bool paused; /* gradients stay */
     bool measures;
     int stopped_at; /* the parameter whose gradient was not finite; -1: none in the latest backward */
-    int updated; /* in the latest backward */
+    int64_t rows; /* of it, if its gradient came by rows: so many had been updated */
+    int updated; /* in the latest backward, also those of which only rows are */
     int waiting;
     place places[]; /* [optimizer->count] */
 };
@@ -97,10 +99,15 @@ static tr_status consume(tr__grad_consumer *consumer)
 static tr_status consume_rows(tr__grad_consumer *consumer, const tr_tensor *rows, int64_t first)
 {
     place *p = (place *)(void *)consumer;
+    tr__in_backward *s = p->all;
+    bool had_stopped = s->stopped_at >= 0;
     TR__TRY(measure(p, rows));
-    if (p->all->stopped_at >= 0) return TR_OK;
-    if (first == 0) p->all->updated++;
-    return tr__step_rows(p->all->optimizer, p->at, rows, first);
+    if (s->stopped_at >= 0) {
+        if (!had_stopped) s->rows = first;
+        return TR_OK;
+    }
+    if (first == 0) s->updated++;
+    return tr__step_rows(s->optimizer, p->at, rows, first);
 }
 
 /* Clears the gradients of a failed backward. */
@@ -155,6 +162,7 @@ static tr_status begin(tr__in_backward *s, tr__backward *backward)
     s->failed = false;
     s->updated = 0;
     s->stopped_at = -1;
+    s->rows = 0;
     return TR_OK;
 }
 
@@ -224,10 +232,11 @@ double tr__in_backward_squares(const tr_optimizer *o, int at)
     return o->in_backward ? o->in_backward->places[at].squares : 0;
 }
 
-int tr__in_backward_stopped_at(const tr_optimizer *o, int *updated)
+int tr__in_backward_stopped_at(const tr_optimizer *o, int *updated, int64_t *rows)
 {
     const tr__in_backward *s = o->in_backward;
-    *updated = s ? s->updated : 0;
+    *rows = s ? s->rows : 0;
+    *updated = s ? s->updated - (s->rows > 0) : 0;
     for (int i = 0; s && s->stopped_at >= 0 && i < o->count; i++)
         if (o->place[i] == s->stopped_at) return i;
     return -1;

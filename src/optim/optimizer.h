@@ -167,12 +167,13 @@ tr_status tr__in_backward_step(tr_optimizer *optimizer);
 void tr__in_backward_pause(tr_optimizer *optimizer, bool paused);
 /* A step begins, whatever became of the one before. measures: until the next call backwards sum the squares of each gradient, which
  * tr__grad_squares() and tr__grad_norms() then have, and when one is not finite, neither its parameter nor those after it are
- * updated; on the CPU only. */
+ * updated; of one whose gradient comes by blocks of rows, those before the block that is not finite are. On the CPU only. */
 void tr__in_backward_measure(tr_optimizer *optimizer, bool measures);
 /* The squares that were measured of the gradient of parameters[at]; 0: none were. */
 double tr__in_backward_squares(const tr_optimizer *optimizer, int at);
-/* The list entry whose gradient ended the updates of the latest backward, and how many had been updated before; -1: none did. */
-int tr__in_backward_stopped_at(const tr_optimizer *optimizer, int *updated);
+/* The list entry whose gradient ended the updates of the latest backward, and how many had been updated before, and how many of its
+ * own rows; -1: none did. */
+int tr__in_backward_stopped_at(const tr_optimizer *optimizer, int *updated, int64_t *rows);
 /* The optimizer goes, and leaves its parameters' gradients alone. */
 void tr__in_backward_end(tr_optimizer *optimizer);
 /* A failure when the optimizer steps in backward, as `what` cannot have it, for that reason. */

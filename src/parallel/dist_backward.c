@@ -250,7 +250,7 @@ static bool complete(const tr__part *p)
     return p->finished && !p->over && !p->running && !p->first && !p->outstanding;
 }
 
-/* Ends the part when all is done. */
+/* Ends the part when all is done. It may fail meanwhile, at its deadline: then somebody may wait for its engine to go. */
 static void end_when_complete(tr__part *p)
 {
     tr_dist_context *c = p->context;
@@ -264,6 +264,7 @@ static void end_when_complete(tr__part *p)
     p->engine = NULL;
     p->running = false;
     void *parent = p->over ? NULL : end_locked(p, status);
+    pthread_cond_broadcast(&p->ended);
     pthread_mutex_unlock(&c->lock);
     if (parent) answer(p, parent, status, status == TR_OK ? "" : p->error->message);
 }

@@ -10,7 +10,7 @@
 
 #include <trireme/tensor.h>
 
-/* A part of a storage whose writes are counted apart, as a parameter's in an arena. */
+/* A part of a storage whose writes are counted apart, as a parameter's in an arena, or its gradient's. */
 typedef struct tr__section {
     size_t begin; /* bytes; it ends where the next one begins */
     atomic_uint version;
@@ -23,6 +23,7 @@ typedef struct tr__storage {
     atomic_uint version; /* raised by every write in place: backward refuses saved tensors that changed */
     tr__section *sections; /* these have versions of their own, instead; NULL: it is one whole */
     int n_sections;
+    bool of_leaves; /* what every tensor on it shows are the elements of leaves: an arena's parameters */
     tr_device device;
     void *data;
     size_t bytes;

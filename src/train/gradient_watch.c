@@ -172,20 +172,24 @@ static bool put_ranks(const tr_trainer *t, char text[TEXT])
     return count == t->world_size;
 }
 
-/* A norm that is known when backward has applied the gradients: all, or those before the first that was not finite. */
+/* A norm that is known when backward has applied the gradients: all, or those before the first that was not finite, and of a large
+ * one that came by rows those before the rows that were not. */
 static tr_status say_applied(const tr_trainer *t, const tr_metrics_row *row)
 {
     char ranks[TEXT], name[NAME];
     const char *advice = put_ranks(t, ranks) ? ": training has diverged, try a lower learning rate" : "";
-    int updated, count = t->optimizer->count, bad = tr__in_backward_stopped_at(t->optimizer, &updated);
+    int64_t rows;
+    int updated, count = t->optimizer->count, bad = tr__in_backward_stopped_at(t->optimizer, &updated, &rows);
+    char partly[96] = "";
     double norm = printed(row->grad_norm);
     if (bad < 0)
         return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g: every gradient is finite, and the sum of "
             "their squares overflows; all %d parameters had been updated: training has diverged, try a lower learning rate",
             t->step + 1, norm, count);
+    if (rows) snprintf(partly, sizeof partly, ", and the first %" PRId64 " rows of this one", rows);
     return tr__fail(TR_INVALID, "step %" PRId64 ": the gradients' norm is %g; the gradient of %s is the first in backward "
-        "whose norm is not finite, when %d of the %d parameters had been updated%s%s", t->step + 1, norm,
-        name_of(t, bad, name), updated, count, ranks, advice);
+        "whose norm is not finite, when %d of the %d parameters had been updated%s%s%s", t->step + 1, norm,
+        name_of(t, bad, name), updated, count, partly, ranks, advice);
 }
 
 /* ---- Spikes ------------------------------------------------------------------------------------------------------ */

@@ -2,7 +2,7 @@
  * Backwards over several workers without a transport: messages wait in a list and are delivered in random order. Random
  * programs over random workers must leave the gradients that one process gets. ctest: timeout=240
  */
-#include "parallel/dist.h"
+#include "parallel/dist_part.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -532,6 +533,81 @@ static void refuses_what_cannot_be(void **state)
     stop(&net);
 }
 
+/* ---- A deadline that passes while the engine is freed ------------------------------------------------------------------ */
+
+/* Worker 0's port, where worker 1 answers late; and what its engine holds, which goes when the root has given up. */
+static void *late_token;
+static atomic_bool engine_goes, root_gave_up;
+
+static void send_to_late(void *user, int to, const tr__dist_message *m, void *token)
+{
+    (void)user, (void)to;
+    if (m->kind == TR__DIST_START) late_token = token;
+    else if (token) tr__dist_answered(token, TR_OK, "");
+    if (m->kind == TR__DIST_ABORT) atomic_store(&root_gave_up, true);
+}
+
+static void nobody_asks(void *user, void *call, tr_status status, const char *text)
+{
+    (void)user, (void)call, (void)status, (void)text;
+}
+
+static void go_when_root_sleeps(void *held)
+{
+    (void)held;
+    atomic_store(&engine_goes, true);
+    while (!atomic_load(&root_gave_up)) usleep(1000);
+    usleep(50000); /* it goes to sleep */
+}
+
+static tr_status ends_as_it_was(void *user, tr_status status)
+{
+    (void)user;
+    return status;
+}
+
+static void is_not_cancelled(void *user, const tr__backward *backward, tr_status status)
+{
+    (void)user, (void)backward, (void)status;
+}
+
+static void *answer_late(void *token)
+{
+    tr__dist_answered(token, TR_OK, "");
+    return NULL;
+}
+
+static void a_root_that_gives_up_while_the_engine_goes_is_woken(void **state)
+{
+    (void)state;
+    static const tr__type type = {"late", sizeof(tr__object), go_when_root_sleeps};
+    TR_SCOPE;
+    tr__dist dist;
+    tr__dist_init(&dist, &(tr__dist_port){NULL, 0, 2, send_to_late, nobody_asks});
+    tr_dist_context *c = tr__dist_context_new(&dist);
+    tr_tensor *x = leaf(1, false), *y = tr_mul(x, x), *z = tr_sum(y), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+    int64_t sent, first = 0;
+    assert_int_equal(tr__dist_sends(c, 1, false, &y, 1, &sent), TR_OK);
+    assert_int_equal(tr__dist_begin(c, &z, &one, 1, false, false, 0), TR_OK);
+    void *held = tr__object_new_kept(&type);
+    tr__backward_callback callback = {.finish = ends_as_it_was, .cancel = is_not_cancelled, .held = held};
+    assert_int_equal(tr__backward_on_end(c->part->engine, callback), TR_OK);
+    tr_release(held);
+    tr__dist_message none = {.kind = TR__DIST_GRADIENT, .context = c->id, .pass = 1, .numbers = &first, .n_numbers = 1};
+    tr__dist_handle(&dist, 1, &none, NULL);
+
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, answer_late, late_token), 0);
+    while (!atomic_load(&engine_goes)) usleep(1000);
+    alarm(60); /* without it a wake-up that is missed would be no failure, but a test that hangs */
+    assert_int_equal(tr__dist_await(c, 1), TR_TIMEOUT);
+    alarm(0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    tr__dist_context_release(c);
+    tr_release(c);
+    tr__dist_end(&dist);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -541,6 +617,7 @@ int main(void)
         cmocka_unit_test(a_gradient_that_leaves_goes_first),
         cmocka_unit_test(a_worker_that_dies_ends_the_backward_everywhere),
         cmocka_unit_test(refuses_what_cannot_be),
+        cmocka_unit_test(a_root_that_gives_up_while_the_engine_goes_is_woken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,6 +51,13 @@ static tr_module *in_f64(void)
     return tr_sequential(tr_linear(100, 10, .seed = 1, .dtype = TR_F64));
 }
 
+enum { INSIDE = 2048, OUTSIDE = 4096 }; /* a weight of 64 MiB, whose gradient comes by blocks of rows */
+
+static tr_module *large(void)
+{
+    return tr_sequential(tr_linear(INSIDE, OUTSIDE, .seed = 1, .dtype = TR_F64), tr_linear(OUTSIDE, 3, .seed = 2, .dtype = TR_F64));
+}
+
 static const kind kinds[] = {{"mlp", mlp, {1, {100}}, 10, false}, {"lenet", lenet, {3, {1, 28, 28}}, 10, false},
     {"gpt", gpt, {1, {8}}, 60, true}};
 
@@ -68,7 +75,7 @@ static tr_dataset *make_set(const kind *k)
     for (int d = 0; d < k->sample.ndim; d++) shape.dim[d + 1] = k->sample.dim[d];
     tr_tensor *x = tr_rand(7, shape);
     if (k->adamw) x = tr_cast(tr_affine(x, k->classes - 1, 0), TR_I32);
-    if (k->make == in_f64) x = tr_cast(x, TR_F64);
+    if (k->make == in_f64 || k->make == large) x = tr_cast(x, TR_F64);
     tr_tensor *y = k->adamw ? x : tr_cast(tr_affine(tr_rand(8, TR_SHAPE(SAMPLES)), k->classes - 1, 0), TR_I32);
     return tr_dataset_tensors(x, y);
 }
@@ -452,6 +459,28 @@ static void norms_that_overflow_are_told(void **state)
     }
 }
 
+/* Of a gradient that comes by rows those of the blocks before have been applied, and the message says how many. */
+static void rows_that_had_been_updated_are_told(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { BAD = 4000, BLOCK = 1024, UPDATED = BAD / BLOCK * BLOCK };
+    const kind k = {"large", large, {1, {INSIDE}}, 3, false};
+    training t;
+    begin(&t, &k, (tr_classifier_trainer_options){0});
+    tr_tensor_list *list = tr_parameters(t.net);
+    double *weight = tr_data(tr_list_find(list, "0.weight")), *next = tr_data(tr_list_find(list, "1.weight"));
+    /* A feature that is 0, and whose gradient is too large to be squared. */
+    memset(weight + (size_t)BAD * INSIDE, 0, INSIDE * sizeof *weight);
+    ((double *)tr_data(tr_list_find(list, "0.bias")))[BAD] = 0;
+    for (int class = 0; class < 3; class++) next[class * OUTSIDE + BAD] = 1e200;
+    double before[] = {weight[0], weight[(size_t)UPDATED * INSIDE - 1], weight[(size_t)UPDATED * INSIDE]};
+    assert_says(take_step(&t, 0), "step 1: the gradients' norm is inf; the gradient of \"0.weight\" is the first in backward whose norm "
+        "is not finite, when 2 of the 4 parameters had been updated, and the first 3072 rows of this one");
+    assert_true(weight[0] != before[0] && weight[(size_t)UPDATED * INSIDE - 1] != before[1]);
+    assert_true(weight[(size_t)UPDATED * INSIDE] == before[2]);
+}
+
 /* The loss is known before backward: nothing is applied, and its gradients say where it comes from. */
 static void a_loss_that_is_not_finite_applies_nothing(void **state)
 {
@@ -548,6 +577,7 @@ int main(void)
         cmocka_unit_test(gradients_stay_for_the_rank_that_needs_them),
         cmocka_unit_test(a_gradient_that_is_not_finite_is_named),
         cmocka_unit_test(norms_that_overflow_are_told),
+        cmocka_unit_test(rows_that_had_been_updated_are_told),
         cmocka_unit_test(a_loss_that_is_not_finite_applies_nothing),
         cmocka_unit_test(a_spike_names_the_parameter),
         cmocka_unit_test(a_spike_names_the_rank),
