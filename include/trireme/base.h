@@ -113,7 +113,8 @@ TR_API char *tr_printable(char *text);
 #define tr_keep(object) ((__typeof__(object))tr_object_keep(object))
 /* Hands the object to the scope around the innermost one: how a function with a TR_SCOPE returns its result. */
 #define tr_escape(object) ((__typeof__(object))tr_object_escape(object))
-/* Gives a reference back that tr_keep() took. NULL does nothing. Thread-safe. */
+/* Gives a reference back that tr_keep() took. NULL does nothing. Thread-safe. An object to which only scopes have references
+ * stays with them, and is in error from here on (TR_STATE). */
 TR_API void tr_release(const void *object);
 
 TR_API void *tr_object_keep(const void *object);
@@ -139,7 +140,7 @@ typedef struct tr_object_type {
 } tr_object_type;
 typedef struct tr_object {
     const void *type;
-    int references;
+    int64_t references;
     void *error;
 } tr_object;
 /* A zeroed object in the innermost scope; the type outlives it. Without memory it is an object in error: ask

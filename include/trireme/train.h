@@ -84,9 +84,10 @@ typedef struct tr_checkpoint_save_options {
  *
  * Then it removes older checkpoints, except those of .keep and .keep_best; one that cannot be removed is a warning in
  * the log. The new checkpoint appears whole or not at all: whenever the process ends, the newest checkpoint is good.
- * One process at a time saves into a folder.
+ * One saves into a folder at a time: of several ranks, rank 0 alone. TR_STATE while another process or thread saves into it,
+ * or a tr_fit() writes into it (file systems without flock(2) cannot tell).
  *
- * TR_STATE when the folder holds a checkpoint of a later step, which would stay the newest: another training's, or one
+ * TR_STATE, too, when the folder holds a checkpoint of a later step, which would stay the newest: another training's, or one
  * that this training went back from. Resume from it, remove it, or choose another folder. One of the same step is
  * replaced. Later ones that are all damaged, where one before them is whole, are what a resumption passes over: they are
  * renamed to damaged-checkpoint-STEP, and the log says so.

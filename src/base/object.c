@@ -158,10 +158,20 @@ tr_status tr_status_of(const void *object)
 
 /* ---- Scopes ---------------------------------------------------------------------------------------------------- */
 
+static void give_back(tr__object *o, int64_t ref)
+{
+    if (atomic_fetch_sub_explicit(&o->refs, ref, memory_order_acq_rel) != ref) return;
+    if (o->type->destroy) o->type->destroy(o);
+    tr__error_unref(o->error);
+    /* For who still has a pointer to it, which is their error; volatile, as a compiler may leave out what nobody may read. */
+    *(tr__error *volatile *)&o->error = &gone_error;
+    free(o);
+}
+
 static void drop_handles(size_t down_to)
 {
     /* Newest first: what was built last stands on what was built before. Destroying may not add handles. */
-    while (state.count > down_to) tr__unref(state.handles[--state.count]);
+    while (state.count > down_to) give_back(state.handles[--state.count], TR__SCOPE_REF);
 }
 
 static void thread_ends(void *unused)
@@ -233,7 +243,8 @@ void tr_scope_pop(void)
 void *tr__scope_ref(const void *object)
 {
     if (!object || immortal(object)) return (void *)object;
-    (void)scope_add(tr__ref(object)); /* without memory it stays for ever, which is better than being gone */
+    atomic_fetch_add_explicit(&((tr__object *)object)->refs, TR__SCOPE_REF, memory_order_relaxed);
+    (void)scope_add((tr__object *)object); /* without memory it stays for ever, which is better than being gone */
     return (void *)object;
 }
 
@@ -272,7 +283,8 @@ void *tr_object_escape(const void *object)
 
 /* ---- Objects --------------------------------------------------------------------------------------------------- */
 
-static tr__object *object_alloc(const tr__type *type, size_t bytes)
+/* refs: the first reference, a scope's or another. */
+static tr__object *object_alloc(const tr__type *type, size_t bytes, int64_t refs)
 {
     tr__object *object = calloc(1, bytes);
     if (!object) {
@@ -280,13 +292,13 @@ static tr__object *object_alloc(const tr__type *type, size_t bytes)
         return NULL;
     }
     object->type = type;
-    atomic_init(&object->refs, 1);
+    atomic_init(&object->refs, refs);
     return object;
 }
 
 void *tr__object_new_sized(const tr__type *type, size_t bytes)
 {
-    tr__object *object = object_alloc(type, type->size + bytes);
+    tr__object *object = object_alloc(type, type->size + bytes, TR__SCOPE_REF);
     if (!object) return &no_memory_object;
     if (!scope_add(object)) {
         free(object);
@@ -303,7 +315,7 @@ void *tr__object_new(const tr__type *type)
 
 void *tr__object_new_kept(const tr__type *type)
 {
-    tr__object *object = object_alloc(type, type->size);
+    tr__object *object = object_alloc(type, type->size, 1);
     return object ? (void *)object : (void *)&no_memory_object;
 }
 
@@ -366,19 +378,20 @@ void *tr__object_pass(const tr__type *type, const void *in_error)
 
 void tr__unref(const void *object)
 {
-    tr__object *o = (tr__object *)object;
-    if (!o || immortal(o)) return;
-    if (atomic_fetch_sub_explicit(&o->refs, 1, memory_order_acq_rel) != 1) return;
-    if (o->type->destroy) o->type->destroy(o);
-    tr__error_unref(o->error);
-    /* For who still has a pointer to it, which is their error; volatile, as a compiler may leave out what nobody may read. */
-    *(tr__error *volatile *)&o->error = &gone_error;
-    free(o);
+    if (object && !immortal(object)) give_back((tr__object *)object, 1);
 }
 
 void tr_release(const void *object)
 {
-    if (object && !gone(object)) tr__unref(object);
+    tr__object *o = (tr__object *)object;
+    if (!o || gone(o)) return;
+    if (immortal(o) || atomic_load_explicit(&o->refs, memory_order_relaxed) % TR__SCOPE_REF > 0) {
+        tr__unref(o);
+        return;
+    }
+    tr__fail(TR_STATE, "tr_release: no tr_keep() took a reference to this %s: only its scope has one, which it gives back when "
+        "it ends", o->type->name);
+    tr__object_break(o);
 }
 
 /* ---- Grad mode --------------------------------------------------------------------------------------------------- */

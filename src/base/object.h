@@ -26,9 +26,10 @@ typedef tr_object_type tr__type;
 
 typedef struct tr__object {
     const tr__type *type;
-    atomic_int refs;
-    tr__error *error; /* NULL: sound */
+    _Atomic int64_t refs; /* those of scopes count TR__SCOPE_REF each, all others 1 */
+    tr__error *error;     /* NULL: sound */
 } tr__object;
+#define TR__SCOPE_REF (INT64_C(1) << 32)
 _Static_assert(sizeof(tr__object) == sizeof(tr_object), "tr_object keeps the room for it in a program's objects");
 
 /* A zeroed object in the innermost scope. Never NULL: without memory it is the shared object in error. */
@@ -58,6 +59,13 @@ static inline const tr__error *tr__error_of(const void *object)
 /* Is it an object of the type? Those that are gone, or that no memory was left for, do not show theirs, and pass. */
 bool tr__object_is(const void *object, const tr__type *type);
 
+/* How many references there are, of scopes and of others. */
+static inline int64_t tr__refs(const void *object)
+{
+    int64_t refs = atomic_load(&((tr__object *)object)->refs);
+    return refs / TR__SCOPE_REF + refs % TR__SCOPE_REF;
+}
+
 /* One more reference; returns object. NULL stays NULL. */
 static inline void *tr__ref(const void *object)
 {
@@ -66,7 +74,7 @@ static inline void *tr__ref(const void *object)
 }
 /* One more, which belongs to the calling thread's innermost scope; returns object. */
 void *tr__scope_ref(const void *object);
-/* One less; as tr_release. */
+/* One less, which is not a scope's. */
 void tr__unref(const void *object);
 
 /* The one place where failures are made: sets this thread's message and returns status. Break here to catch them all. */

@@ -319,7 +319,7 @@ bool tr__as_now(const tr_backward_call *call)
 bool tr__is_spare(const tr_backward_call *call, int i)
 {
     const tr_tensor *t = call->inputs[i];
-    return !tr__retains(call) && tr_is_contiguous(t) && t->storage->kind == TR__OWNED && atomic_load(&t->object.refs) <= 2 &&
+    return !tr__retains(call) && tr_is_contiguous(t) && t->storage->kind == TR__OWNED && tr__refs(t) <= 2 &&
         atomic_load(&t->storage->refs) == 1;
 }
 

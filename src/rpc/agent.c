@@ -322,7 +322,7 @@ const tr__type tr__rpc_type = {.name = "rpc", .size = sizeof(tr_rpc), .destroy =
 
 bool tr__rpc_hold(tr_rpc *rpc)
 {
-    int refs = atomic_load(&rpc->object.refs);
+    int64_t refs = atomic_load(&rpc->object.refs);
     while (refs > 0 && !atomic_compare_exchange_weak(&rpc->object.refs, &refs, refs + 1)) continue;
     return refs > 0;
 }
@@ -335,7 +335,7 @@ static void *drop(void *rpc)
 
 void tr__rpc_let_go(tr_rpc *rpc)
 {
-    int refs = atomic_load(&rpc->object.refs);
+    int64_t refs = atomic_load(&rpc->object.refs);
     while (refs > 1 && !atomic_compare_exchange_weak(&rpc->object.refs, &refs, refs - 1)) continue;
     if (refs > 1) return;
     pthread_t thread; /* without one the agent stays for ever, which is better than being gone beneath its threads */

@@ -25,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -273,6 +274,11 @@ tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
     return status;
 }
 
+bool tr__checkpoint_lock(int folder_fd)
+{
+    return flock(folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
 tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
 {
     if (!o->folder || !o->model || !o->state)
@@ -284,7 +290,10 @@ tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
     TR__TRY(tr__folder_make(o->folder, 0777));
     int parent = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", o->folder);
-    tr_status status = tr__checkpoint_save(parent, o);
+    tr_status status = tr__checkpoint_lock(parent) ? tr__checkpoint_save(parent, o)
+        : tr__fail(TR_STATE, "checkpoint_save: another process or thread is saving into %s, or a tr_fit() is writing into it. One "
+              "saves into a folder: of several ranks, rank 0 alone", o->folder);
+    flock(parent, LOCK_UN); /* a child that was forked meanwhile has the descriptor, and the lock, too */
     close(parent);
     return status;
 }

@@ -18,6 +18,9 @@ int64_t tr__checkpoint_named_step(const char *path);
  * is there one? Checkpoints from elsewhere have none, and nothing of them can be verified. */
 tr_status tr__checkpoint_manifest(const char *path, tr__manifest *manifest, bool *known);
 
+/* Locks an open folder against other savers and trainings for as long as it is open; false: one of them has locked it. Where the
+ * file system has no locks, everybody may go on. */
+bool tr__checkpoint_lock(int folder_fd);
 /* TR_STATE when an open folder holds a checkpoint of a later step: to save the steps of another training, or those behind, would
  * let the two mix. Only what a resumption has passed over is set aside under another name: later ones that are all damaged, where
  * one before them is whole. folder: its path, for messages. */

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -54,7 +53,7 @@ static tr_status lock_folder(fit *f)
     TR__TRY(tr__folder_make(folder, 0777));
     f->folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->folder_fd < 0) return tr__fail_errno(TR_IO, errno, "cannot open %s", folder);
-    if (flock(f->folder_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return TR_OK;
+    if (tr__checkpoint_lock(f->folder_fd)) return TR_OK;
     return tr__fail(TR_STATE, "another training is writing into %s", folder);
 }
 

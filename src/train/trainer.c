@@ -122,7 +122,7 @@ static bool can_step_in_backward(const tr_trainer *t)
 {
     const tr_tensor_list *list = t->optimizer->list;
     const int ddps = t->world_size > 1; /* the trainer's own */
-    bool can = !t->optimizer->gather && atomic_load(&t->optimizer->object.refs) == 1;
+    bool can = !t->optimizer->gather && tr__refs(t->optimizer) == 1;
     for (int i = 0; i < list->count; i++) {
         const tr__leaf *leaf = list->entries[i].tensor->leaf;
         can &= tr__device_of(list->entries[i].tensor).kind == TR_CPU && atomic_load(&leaf->optimizers) == 1 && !leaf->has_grad &&

@@ -290,18 +290,18 @@ static void what_endings_hold_outlives_them(void **state)
     (void)state;
     ending e = {0};
     tr_tensor *held = tr_keep(leaf(1));
-    int refs = atomic_load(&held->object.refs);
+    int64_t refs = tr__refs(held);
     tr__backward *backward = tr__backward_new(NULL, false);
     assert_non_null(backward);
     const tr__backward_callback ending_callback = {.finish = count_end, .cancel = note_giving_up, .user = &e, .held = held};
     assert_int_equal(tr__backward_on_end(backward, ending_callback), TR_OK);
     assert_int_equal(tr__backward_finish(backward, TR_OK), TR_OK);
-    assert_int_equal(atomic_load(&held->object.refs), refs + 1);
+    assert_int_equal(tr__refs(held), refs + 1);
     tr__backward_cancel(backward, TR_CANCELLED);
     assert_ptr_equal(e.given_up, backward);
     assert_int_equal(tr__backward_free(backward, TR_CANCELLED), TR_CANCELLED);
     assert_int_equal(e.finished, 1);
-    assert_int_equal(atomic_load(&held->object.refs), refs);
+    assert_int_equal(tr__refs(held), refs);
     tr_release(held);
 }
 

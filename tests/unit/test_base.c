@@ -59,6 +59,32 @@ static void scopes_end_what_they_hold(void **state)
     assert_int_equal(gone, 1001);
 }
 
+/* A reference that nobody took is not given back: the scope's stays, and the object says what was wrong. */
+static void what_only_scopes_hold_is_not_released(void **state)
+{
+    (void)state;
+    int gone = 0;
+    {
+        TR_SCOPE;
+        thing *t = thing_new(&gone), *twice = thing_new(&gone), *kept = tr_keep(thing_new(&gone));
+        tr_release(t);
+        tr_release(t);
+        assert_int_equal(gone, 0);
+        assert_int_equal(tr_status_of(t), TR_STATE);
+        assert_string_equal(tr_error_message(), "tr_release: no tr_keep() took a reference to this thing: only its scope has one, "
+                                                "which it gives back when it ends");
+        tr__scope_ref(twice);
+        tr_release(twice);
+        assert_int_equal(tr_status_of(twice), TR_STATE);
+        tr_release(kept);
+        assert_int_equal(tr_status_of(kept), TR_OK);
+        tr_release(kept);
+        assert_int_equal(tr_status_of(kept), TR_STATE);
+        assert_int_equal(gone, 0);
+    }
+    assert_int_equal(gone, 3);
+}
+
 /* As another library makes its own objects: by the public header alone. */
 static void a_program_has_objects_of_its_own(void **state)
 {
@@ -112,7 +138,7 @@ static void escape_hands_to_the_scope_around(void **state)
         thing *b = make_inside(&gone);
         assert_int_equal(gone, 6);
         assert_ptr_not_equal(a, b);
-        assert_int_equal(atomic_load(&a->object.refs), 1);
+        assert_int_equal(tr__refs(a), 1);
     }
     assert_int_equal(gone, 8);
 }
@@ -577,6 +603,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_environment_turns_the_log_on), /* first: a process reads it once, and children inherit that */
         cmocka_unit_test(scopes_end_what_they_hold),
+        cmocka_unit_test(what_only_scopes_hold_is_not_released),
         cmocka_unit_test(a_program_has_objects_of_its_own),
         cmocka_unit_test(what_is_gone_says_so),
         cmocka_unit_test(escape_hands_to_the_scope_around),

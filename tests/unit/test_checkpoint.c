@@ -1,12 +1,14 @@
 /* Checkpoints and metrics files: whenever a process ends, what it leaves is good. */
 #include <trireme/train.h>
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -336,6 +338,38 @@ static void a_kill_at_any_time_leaves_a_good_one(void **state)
     assert_int_equal(newest(), before + 1);
 }
 
+/* As in a job whose every rank saves: some are refused, and no save that succeeds is spoilt by another. */
+static void savers_at_once_are_refused(void **state)
+{
+    (void)state;
+    pid_t children[3];
+    for (int i = 0; i < 3; i++) {
+        children[i] = fork();
+        if (children[i] != 0) continue;
+        for (int64_t s = 1; s <= 40; s++) {
+            tr_status status = save(s, 1000);
+            if (status != TR_OK && status != TR_STATE) _exit(1);
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < 3; i++) {
+        int how;
+        assert_int_equal(waitpid(children[i], &how, 0), children[i]);
+        assert_int_equal(how, 0);
+    }
+    assert_true(newest() > 0);
+
+    int other = open(folder, O_RDONLY | O_DIRECTORY);
+    assert_int_equal(flock(other, LOCK_EX), 0);
+    assert_int_equal(save(50, 10), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "is saving into /tmp/trireme-checkpoint-"));
+    assert_non_null(strstr(tr_error_message(), "of several ranks, rank 0 alone"));
+    assert_false(is_there("checkpoint-50"));
+    assert_int_equal(close(other), 0);
+    assert_int_equal(save(50, 10), TR_OK);
+    assert_int_equal(newest(), 50);
+}
+
 static void a_full_disk_leaves_the_old_one(void **state)
 {
     (void)state;
@@ -617,6 +651,7 @@ int main(void)
         TEST(the_same_step_can_be_saved_again),
         TEST(leftovers_of_a_killed_save_do_no_harm),
         TEST(a_kill_at_any_time_leaves_a_good_one),
+        TEST(savers_at_once_are_refused),
         TEST(a_full_disk_leaves_the_old_one),
         TEST(damage_is_named),
         TEST(a_resumed_file_is_as_an_unbroken_one),

@@ -91,7 +91,7 @@ static void end(int exit_code, void *unused)
 {
     (void)unused;
     if (mpi.pid != (long)getpid()) return;
-    bool left = mpi.groups == 0 && (!mpi.store || atomic_load(&((tr__object *)mpi.store)->refs) == 1);
+    bool left = mpi.groups == 0 && (!mpi.store || tr__refs(mpi.store) == 1);
     int ended = 0;
     if (exit_code == 0 && mpi.ours && left && !mpi.alone && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
         MPI_Finalize();
