@@ -63,7 +63,7 @@ def works(rank, world):
             raise AssertionError("the copy did not fail")
         except RuntimeError as error:
             assert "no copy" in str(error), error
-        first.wait()
+    first.wait()
     dist.all_reduce(torch.ones(5), async_op=True).get_future().wait()
     assert dist.all_reduce(torch.ones(5), async_op=True).wait(timedelta(days=50))
     for _ in range(20):  # nobody holds the work, or its memory
