@@ -1,5 +1,6 @@
 /*
- * Trireme, training: language models, checkpoints in safetensors, metrics files.
+ * Trireme, training: files of tensors, checkpoints, metrics, evaluation, and trainers of language models and classifiers.
+ * docs/training.md has a whole program.
  */
 #ifndef TRIREME_TRAIN_H
 #define TRIREME_TRAIN_H
@@ -192,7 +193,7 @@ typedef struct tr_evaluate_options {
                                .group, or its sampler's. TR_INVALID when the loader divides its samples otherwise */
     tr_loss_function loss;  /* NULL: cross-entropy of outputs [..., classes] with i64 or i32 y: [...] */
     void *user;             /* for loss */
-    tr_score *score;
+    tr_score *score;        /* filled in on success; NULL: only whether the model runs on all samples */
     const char *file;     /* where the call is, for messages: the macro sets both */
     int line;
 } tr_evaluate_options;
@@ -207,8 +208,9 @@ TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *optio
 /* A model, its optimizer under a cosine schedule with warm-up, its data, and the ranks that train it. */
 typedef struct tr_trainer tr_trainer;
 
-/* Makes a trainer's optimizer of the model's parameters. The schedule sets its lr. A sharded optimizer trains, but
- * cannot be saved: TR_UNSUPPORTED with .resume, and from tr_fit() with .folder. */
+/* Makes a trainer's optimizer of the model's parameters, as `return tr_lion(parameters, .weight_decay = 0.1);`. The schedule
+ * sets its lr in each step. A sharded optimizer trains, but cannot be saved: TR_UNSUPPORTED with .resume, and from tr_fit()
+ * with .folder. */
 typedef tr_optimizer *(*tr_optimizer_maker)(tr_tensor_list *parameters, void *user);
 
 /* The mean loss of a batch: of net's output for x, and y. */
