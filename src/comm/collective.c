@@ -358,8 +358,11 @@ static void describe(const tr__signature *s, char *text, size_t bytes)
         snprintf(text, bytes, " from any rank, tag %d", s->tag);
     else if (kind->point_to_point)
         snprintf(text, bytes, " %s rank %d, tag %d", s->kind == TR_SEND ? "to" : "from", s->peer, s->tag);
-    else if (s->tag < 0)
-        snprintf(text, bytes, ", series %d.%d", -(s->tag + 1) / TR__SERIES, -(s->tag + 1) % TR__SERIES);
+    else if (s->tag < 0) {
+        int place = -(s->tag + 1), variant = place / TR__SERIES / TR__SERIES;
+        used = snprintf(text, bytes, ", series %d.%d", place / TR__SERIES % TR__SERIES, place % TR__SERIES);
+        if (variant) snprintf(text + used, bytes - (size_t)used, ", variant %d", variant);
+    }
 }
 
 char *tr__signature_text(const tr__signature *s, char text[TR__CALL_TEXT])

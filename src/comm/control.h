@@ -13,13 +13,17 @@ int tr__group_timeout_ms(const tr_group *group);
 /*
  * Collectives of one kind and size that belong to different things, as buckets of two modules do: given such a tag, they meet
  * their like on the other ranks, or are a mismatch that says "series 2.0". The k-th call of tr__group_series() on a group
- * gives k, on all ranks.
+ * gives k, on all ranks. A variant (0 … 127) tells apart what of one thing the ranks have done differently: "series 2.0, variant 93".
  */
-enum { TR__SERIES = 4096 };
+enum { TR__SERIES = 4096, TR__VARIANTS = 128 };
 int tr__group_series(tr_group *group);
 static inline int tr__series_tag(int series, int place)
 {
     return -1 - (series % TR__SERIES * TR__SERIES + place % TR__SERIES);
+}
+static inline int tr__variant_tag(int tag, int variant)
+{
+    return tag - variant % TR__VARIANTS * TR__SERIES * TR__SERIES;
 }
 
 #endif

@@ -25,11 +25,15 @@
  * each of them has made, and rank 0's buffers have just become everybody's. Nobody has stepped yet, or, where an optimizer steps in
  * backward, everybody has.
  *
+ * The tags of a backward's collectives carry a digest of which parameters are frozen: a rank that has frozen others than the rest is a
+ * mismatch there and then, of 127 in 128 such differences; the comparison of replicas finds the others.
+ *
  * A rank whose backward fails breaks the group, or the others would wait for its buckets: they get TR_PEER, which names
  * it and the reason.
  */
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/hash.h"
 #include "comm/control.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
@@ -52,6 +56,19 @@ static int time_left_ms(const tr_group *group, const tr__gradient_sink *sink)
     int64_t left = sink && sink->deadline_ns ? (sink->deadline_ns - tr__now_ns()) / 1000000 : INT32_MAX;
     int limit = tr__group_timeout_ms(group);
     return left > limit ? limit : left > 1 ? (int)left : 1;
+}
+
+/* A digest of which parameters are frozen, as a variant of the calls that exchange them; 0: none is. */
+static int frozen_variant(const tr__ddp *d)
+{
+    uint64_t digest = TR__HASH_BEGIN;
+    bool any = false;
+    for (int i = 0; i < d->n_params; i++) {
+        if (d->params[i].leaf->requires_grad) continue;
+        digest = tr__hash(digest, &i, sizeof i);
+        any = true;
+    }
+    return any ? 1 + (int)(digest % (TR__VARIANTS - 1)) : 0;
 }
 
 /* ---- During backward ------------------------------------------------------------------------------------------------- */
@@ -290,7 +307,7 @@ static tr_status send_bucket(tr__ddp *d)
     void *from = (char *)tr__ptr(memory) + (size_t)offset * tr_dtype_size(memory->dtype);
     const tr_collective *average = TR__IN_PLACE(TR_ALL_REDUCE, from, b->end - b->begin,
         .dtype = dtype_of(b), .op = TR_AVG, .timeout_ms = time_left_ms(d->group, sink),
-        .tag = tr__series_tag(d->series, (int)(b - d->buckets)), .device = tr__device_of(b->arena->parameters));
+        .tag = tr__ddp_tag(d, (int)(b - d->buckets)), .device = tr__device_of(b->arena->parameters));
     if (b == &d->buckets[d->n_buckets - 1]) return tr_run_collective(d->group, average);
     tr_work *work = tr_post(d->group, average);
     TR__TRY(tr_status_of(work));
@@ -376,13 +393,35 @@ static void fail_all(tr__ddp *d, tr_status status)
     tr__error_unref(why);
 }
 
+/* Says in a mismatch whose calls tell of frozen parameters which of them are frozen here. */
+static void explain_mismatch(const tr__ddp *d, tr_status status)
+{
+    if (status != TR_MISMATCH || !strstr(tr_error_message(), ", variant ")) return;
+    int count = 0;
+    const char *first = NULL;
+    for (int i = 0; i < d->n_params; i++) {
+        const tr_tensor *leaf = d->params[i].leaf;
+        if (leaf->requires_grad) continue;
+        count++;
+        for (int k = 0; k < d->state->count && !first; k++)
+            if (d->state->entries[k].tensor == leaf) first = d->state->entries[k].name;
+    }
+    tr__fail_context(status, "ddp: where the variants of the calls differ, so do the ranks' frozen parameters (tr_freeze()), which must "
+        "be the same; here %d of %d are frozen%s%s%s", count, d->n_params, first ? ", the first is \"" : "", first ? first : "",
+        first ? "\"" : "");
+}
+
 static tr_status backward_ends(void *user, tr_status status)
 {
     tr__ddp *d = user;
     bool compares = is_check_due(d);
     if (status == TR_OK) status = exchange_rest(d);
-    if (status == TR_OK) d->exchanged++;
-    else fail_all(d, status);
+    if (status == TR_OK) {
+        d->exchanged++;
+    } else {
+        explain_mismatch(d, status);
+        fail_all(d, status);
+    }
     for (int i = 0; i < d->n_buckets; i++) {
         give_back(d, &d->buckets[i]);
         forget_given(&d->buckets[i]); /* of a backward that failed */
@@ -429,6 +468,7 @@ static tr_status backward_begins(tr__ddp *d, tr__backward *backward)
             .finish = compare_ends, .cancel = stop_waiting, .user = d, .held = d->self, .last = true}));
     d->hurries = false;
     d->squares = 0;
+    d->variant = d->compress.variant = frozen_variant(d);
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     d->n_final = 0;
     for (int i = 0; i < d->n_buckets; i++) {

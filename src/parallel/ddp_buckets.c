@@ -1,8 +1,6 @@
 /* Which parameters share a bucket, and in which order buckets go out: as rank 0's gradients became final in its first backward. */
 #include "parallel/ddp_buckets.h"
 
-#include "comm/control.h"
-
 #include <stdlib.h>
 
 static int by_place(const void *a, const void *b)
@@ -27,7 +25,7 @@ static tr_status agree_on_order(tr__ddp *d, int timeout_ms)
         if (!d->params[i].final) d->order[d->n_final++] = &d->params[i];
     for (int i = 0; i < d->n_params; i++) places[i] = (int32_t)(d->order[i] - d->params);
     tr_status status = tr_broadcast(d->group, places, d->n_params, .dtype = TR_I32, .timeout_ms = timeout_ms,
-        .tag = tr__series_tag(d->series, 0));
+        .tag = tr__ddp_tag(d, 0));
     for (int i = 0; i < d->n_params && status == TR_OK; i++) {
         d->order[i] = &d->params[places[i]];
         d->order[i]->ready = i;

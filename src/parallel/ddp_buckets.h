@@ -4,6 +4,7 @@
 
 #include "autograd/arena.h"
 #include "autograd/engine.h"
+#include "comm/control.h"
 #include "parallel/bucket_pool.h"
 #include "parallel/buffers.h"
 #include "parallel/ddp_compress.h"
@@ -44,6 +45,7 @@ typedef struct tr__ddp {
     int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
     tr_ddp_hook hook;   /* what exchanges a bucket; .start is NULL: an all_reduce of what lies there */
     tr__ddp_compress compress; /* the hook's state where gradients travel in 16 bits */
+    int variant;        /* which parameters are frozen in this backward; 0: none is */
     bool paused;        /* by tr_ddp_sync() */
     tr__ddp_param *params;      /* in the order of the module's list */
     int n_params;
@@ -60,6 +62,12 @@ typedef struct tr__ddp {
     bool hurries;          /* a bucket did not come back soon in this backward: no more of it waits for any */
     tr__bucket_pool pool;
 } tr__ddp;
+
+/* Of the calls that exchange a bucket, or the order. */
+static inline int tr__ddp_tag(const tr__ddp *d, int place)
+{
+    return tr__variant_tag(tr__series_tag(d->series, place), d->variant);
+}
 
 /* At the end of the first backward: rank 0 tells the others in which order its gradients became final (d->order), and all cut the
  * same buckets. timeout_ms: for that. Collective. */

@@ -8,7 +8,7 @@
 
 typedef struct tr__ddp_compress {
     tr_dtype dtype;
-    int series;          /* the module's number in the group */
+    int series, variant; /* the module's number in the group, and which of its parameters are frozen in this backward */
     tr__bucket_pool pool;
     tr_tensor **sent;    /* by bucket: the pool's block that is under way; NULL: there was no bucket yet */
 } tr__ddp_compress;

@@ -195,10 +195,22 @@ static tr_status mark_graph_left(void *user, int i, tr_tensor **tensor)
     return TR_OK;
 }
 
+/* Does a reply bring back the request's note, as there is no distributed autograd at the one who answers? */
+static bool is_unread(const tr__rpc_note *in, note *sent)
+{
+    if (in->bytes != sizeof *sent + 1) return false;
+    memcpy(sent, in->data, sizeof *sent);
+    return true;
+}
+
 static tr_status incoming(void *user, int from, bool is_reply, tr_value *values, int n, const tr__rpc_note *in)
 {
     tr__dist_worker *w = user;
     note came;
+    if (is_reply && is_unread(in, &came)) {
+        if (came.context.worker != NO_CONTEXT) atomic_store(&w->not_started, from + 1);
+        return came.tensors ? visit_tensors(values, n, mark_graph_left, &(note){.graph_left = UINT64_MAX}) : TR_OK;
+    }
     if (!read_note(in, &came)) return TR_OK;
     if (!is_sound(&came)) return tr__fail(TR_FORMAT, "rpc: a call's note has numbers that no worker gives");
     if (came.graph_left) TR__TRY(visit_tensors(values, n, mark_graph_left, &came));
@@ -422,14 +434,26 @@ tr_status tr__dist_check_context(const char *what, const tr_dist_context *c)
     return c->released ? tr__fail(TR_STATE, "%s: the context has ended", what) : TR_OK;
 }
 
+/* The graph of a root ends where distributed autograd has not been started, which is then worth saying. */
+static tr_status check_root(const tr__dist_worker *w, const tr_backward_options *o)
+{
+    int worker = atomic_load(&((tr__dist_worker *)w)->not_started) - 1;
+    bool lost = worker >= 0 && o->root && !tr__bad(o->root) && !o->root->requires_grad;
+    if (!lost) return tr__backward_check_root(o);
+    return tr__fail(TR_STATE, "tr_dist_backward: the root %s depends on nothing that requires a gradient, as far as is known: worker %d "
+        "(\"%s\") answered a call of a context without tr_dist_start(), which must be called on every worker",
+        TR__TEXT(o->root->shape), worker, tr_rpc_name(w->rpc, worker));
+}
+
 /* The roots with their gradients, in the innermost scope. */
-static tr_status list_roots(const tr_dist_backward_options *o, tr_tensor **roots, tr_tensor **gradients, int *n)
+static tr_status list_roots(const tr__dist_worker *w, const tr_dist_backward_options *o, tr_tensor **roots,
+    tr_tensor **gradients, int *n)
 {
     *n = 0;
     for (int i = o->root ? -1 : 0; i < o->count; i++) {
         tr_backward_options root = {.size = sizeof root, .root = i < 0 ? o->root : o->roots[i]};
         root.gradient = i < 0 ? o->gradient : o->gradients ? o->gradients[i] : NULL;
-        TR__TRY(tr__backward_check_root(&root));
+        TR__TRY(check_root(w, &root));
         roots[*n] = root.root;
         gradients[*n] = root.gradient;
         if (!root.gradient)
@@ -478,7 +502,7 @@ static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options
 {
     int n;
     TR_SCOPE;
-    TR__TRY(list_roots(o, roots, gradients, &n));
+    TR__TRY(list_roots((tr__dist_worker *)c->dist, o, roots, gradients, &n));
     int timeout_ms = TR__OR(o, timeout_ms, 60000);
     if (timeout_ms < 1) return tr__fail(TR_INVALID, "tr_dist_backward: a .timeout_ms of %d must be positive", timeout_ms);
     int64_t deadline_ns = tr__now_ns() + (int64_t)timeout_ms * 1000000;

@@ -13,6 +13,7 @@ typedef struct tr__dist_worker {
     int64_t next_optimizer;
     int64_t next_turn, turn; /* steps are made in the order in which they came */
     pthread_cond_t turns;
+    atomic_int not_started; /* 1 more than a worker that answered a call of a context without tr_dist_start(); 0: none has */
 } tr__dist_worker;
 
 /* NULL: tr_dist_start() has not been called, and the failure says so. */

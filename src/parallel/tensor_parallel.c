@@ -4,7 +4,11 @@
  *   column:     y_r = x W_r^T + b_r             W in slices of outputs; x is the same everywhere, y comes in slices
  *   row:        y = sum over r of x_r W_r^T, + b   W in slices of inputs; x comes in slices, y is the same everywhere
  *   embedding:  rows of other ranks are zeros, and the sum over ranks is the whole
+ *
+ * Slices of different layers would add up to a wrong sum without a word: the ranks compare a layer's sizes once, in the first
+ * forward that talks to the group. A column layer whose output stays in slices has none, and leaves it to the row layer behind it.
  */
+#include "comm/agree.h"
 #include "nn/module.h"
 #include "tensor/numbers.h"
 
@@ -18,6 +22,8 @@ typedef struct sharded {
     tr_group *group;          /* kept */
     bool whole;               /* column: give the whole output; row: the input comes whole */
     int64_t first, rows;      /* embedding: the first row that is here, and how many there are in all */
+    int64_t sizes[2];         /* of the whole layer: inputs and outputs, or rows and their length */
+    bool agreed;              /* the other ranks have the same layer */
 } sharded;
 
 static void release(void *state)
@@ -29,6 +35,22 @@ static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, i
 {
     if (n == 1 && inputs[0]) return NULL;
     return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
+}
+
+/* Collective until it has succeeded once; before a forward that is collective, too. */
+static tr_status agree_on_layer(tr_module *self)
+{
+    sharded *s = self->state;
+    if (s->agreed) return TR_OK;
+    tr__facts facts = {0};
+    tr__facts_say(&facts, s->rows ? "rows" : "in_features", "%" PRId64, s->sizes[0]);
+    tr__facts_say(&facts, s->rows ? "dim" : "out_features", "%" PRId64, s->sizes[1]);
+    tr__facts_say(&facts, "dtype", "%s", tr_dtype_name(s->weight->dtype));
+    tr__facts_say(&facts, "bias", "%s", s->bias ? "on" : "off");
+    tr__facts_say(&facts, "layer", "%s%s", tr_module_name(self), s->whole ? " with whole inputs or outputs" : "");
+    TR__TRY(tr__agree_once(s->group, tr_module_name(self), &facts));
+    s->agreed = true;
+    return TR_OK;
 }
 
 /* A module with the state for group, in error where group is not one or where `size` does not divide by its ranks. */
@@ -81,6 +103,7 @@ static tr_tensor *column_forward(tr_module *self, tr_tensor *const *inputs, int 
     const sharded *s = self->state;
     tr_tensor *failed = check_input(self, inputs, n);
     if (failed) return failed;
+    if (s->whole && agree_on_layer(self) != TR_OK) return tr__tensor_failed();
     tr_tensor *y = tr_linear_op(tr_copy_to_op(s->group, inputs[0]), s->weight, .bias = s->bias);
     return s->whole ? tr_gather_from_op(s->group, y, -1) : y;
 }
@@ -91,6 +114,7 @@ static tr_tensor *row_forward(tr_module *self, tr_tensor *const *inputs, int n)
     const sharded *s = self->state;
     tr_tensor *failed = check_input(self, inputs, n);
     if (failed) return failed;
+    if (agree_on_layer(self) != TR_OK) return tr__tensor_failed();
     tr_tensor *x = s->whole ? tr_scatter_to_op(s->group, inputs[0], -1) : inputs[0];
     tr_tensor *y = tr_all_reduce_op(s->group, tr_linear_op(x, s->weight));
     return s->bias ? tr_add(y, s->bias) : y;
@@ -109,6 +133,8 @@ tr_module *tr_column_linear_with(const tr_column_linear_options *o)
     if (!s) return tr_escape(module);
     tr_module *whole = WHOLE_LINEAR(o);
     s->whole = o->gather_output;
+    s->sizes[0] = o->in_features;
+    s->sizes[1] = o->out_features;
     s->weight = add_slice(module, whole, "weight", 0);
     s->bias = add_slice(module, whole, "bias", 0);
     return tr_escape(module);
@@ -122,6 +148,8 @@ tr_module *tr_row_linear_with(const tr_row_linear_options *o)
     if (!s) return tr_escape(module);
     tr_module *whole = WHOLE_LINEAR(o);
     s->whole = o->input_whole;
+    s->sizes[0] = o->in_features;
+    s->sizes[1] = o->out_features;
     s->weight = add_slice(module, whole, "weight", 1);
     if (tr_status_of(whole) == TR_OK) s->bias = tr_module_parameter(module, "bias", tr_list_find(tr_parameters(whole), "bias"));
     return tr_escape(module);
@@ -153,6 +181,7 @@ static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, i
     const sharded *s = self->state;
     tr_tensor *failed = check_input(self, inputs, n);
     if (failed) return failed;
+    if (agree_on_layer(self) != TR_OK) return tr__tensor_failed();
     const tr_tensor *ids = tr__row_major_on_cpu(inputs[0]);
     if (tr__bad(ids)) return tr__tensor_pass(ids);
     if (ids->dtype != TR_I64 && ids->dtype != TR_I32)
@@ -177,7 +206,8 @@ tr_module *tr_vocab_parallel_embedding_with(const tr_vocab_parallel_embedding_op
     if (!s) return tr_escape(module);
     tr_module *whole = tr_embedding_with(&(tr_embedding_options){.size = sizeof(tr_embedding_options), .given = o->given,
         .rows = o->rows, .dim = o->dim, .init_std = o->init_std, .seed = o->seed, .dtype = o->dtype});
-    s->rows = o->rows;
+    s->rows = s->sizes[0] = o->rows;
+    s->sizes[1] = o->dim;
     s->first = o->rows / tr_world_size(o->group) * tr_rank(o->group);
     s->weight = add_slice(module, whole, "weight", 0);
     return tr_escape(module);

@@ -91,6 +91,10 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
     tr_rpc *rpc = o->rpc;
     bool hooked = o->function && tr__rpc_is_hooked(rpc, o->function) && !o->kept;
     tr__rpc_note note = hooked ? o->note : (tr__rpc_note){0};
+    if (o->note.bytes && o->note.bytes < TR__RPC_NOTE && !atomic_load(&rpc->has_hooks)) { /* the caller is to know it went unread */
+        note = o->note;
+        note.data[note.bytes++] = 0;
+    }
     if (!current || current->outermost) tr__rpc_stay_awake(rpc);
     if (o->kept && !tr__error_of(o->kept)) { /* what tr_remote() asked for stays here, the failure too */
         tr__refs_made(o->kept, status == TR_OK ? &result : NULL);
@@ -250,6 +254,9 @@ static tr_status find_function(serving *s)
 {
     s->entry = tr__rpc_find_function(s->owed.rpc, s->owed.function);
     if (s->entry) return TR_OK;
+    if (s->owed.function[0] == '.' || strncmp(s->owed.function, "module.", 7) == 0) /* of a module that has not been started */
+        return tr__fail(TR_NOT_FOUND, "tr_dist_start() has not been called there; remote modules and distributed autograd "
+            "need it on every worker");
     return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
 }
 

@@ -281,6 +281,33 @@ static void what_is_frozen_stays_and_the_rest_learns(void **state)
     }
 }
 
+/* After a backward of all, rank 1 freezes a layer by itself: with one bucket, and with one for each parameter. */
+static tr_status freeze_alone(partial *p)
+{
+    for (int small = 0; small < 2; small++) {
+        TR_SCOPE;
+        tr_group *group = tr_join(.store = p->store, .name = small ? "small" : "large", .rank = p->rank, .world_size = 2);
+        tr_module *net = tr_sequential(tr_linear(4, 4), tr_linear(4, 4), tr_linear(4, 4));
+        tr_module *ddp = tr_ddp(net, group, .bucket_mb = small ? 1e-9 : 25);
+        tr_optimizer *opt = tr_sgd(tr_parameters(net));
+        TR__TRY(step_of(p, ddp, opt));
+        if (p->rank) TR__TRY(tr_freeze(tr_module_find(net, "1"), true));
+        tr_status status = step_of(p, ddp, opt);
+        if (status != TR_MISMATCH) return status == TR_OK ? tr_fail(TR_INTERNAL, "no mismatch") : status;
+        const char *here = p->rank ? "here 2 of 6 are frozen, the first is \"1.weight\"" : "here 0 of 6 are frozen";
+        if (!strstr(tr_error_message(), here)) return TR_INTERNAL;
+        (void)!tr_leave(group);
+    }
+    return TR_OK;
+}
+
+static void what_one_rank_freezes_alone_is_a_mismatch(void **state)
+{
+    (void)state;
+    partial parts[2];
+    run_both(freeze_alone, parts);
+}
+
 /* ---- Ranks whose modules differ ---------------------------------------------------------------------------------- */
 
 static tr_module *make_pair(tr_module *first, tr_module *second)
@@ -554,6 +581,7 @@ int main(void)
         cmocka_unit_test(micro_batches_exchange_once),
         cmocka_unit_test(what_takes_no_part_counts_as_zero),
         cmocka_unit_test(what_is_frozen_stays_and_the_rest_learns),
+        cmocka_unit_test(what_one_rank_freezes_alone_is_a_mismatch),
         cmocka_unit_test(the_first_difference_of_modules_is_named_on_all_ranks),
         cmocka_unit_test(a_rank_whose_backward_fails_is_lost_to_the_others),
         cmocka_unit_test(buckets_of_two_modules_do_not_meet),

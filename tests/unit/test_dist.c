@@ -471,6 +471,36 @@ static void a_backward_in_a_function_leaves_its_thread_to_others(void **state)
     run(2, train_with_one_thread, NULL);
 }
 
+/* Only w0 has called tr_dist_start(). */
+static void run_half_started(rank *r)
+{
+    tr_rpc *rpc = tr_rpc_start(r->group, .name = r->number ? "w1" : "w0");
+    OK(tr_status_of(rpc));
+    OK(tr_rpc_register(rpc, &tanh_twice_rpc));
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        OK(tr_dist_start(rpc));
+        TR_DIST_CONTEXT(rpc, context);
+        for (int with = 0; with < 2; with++) { /* a gradient in the argument */
+            tr_tensor *x = tr_ones(TR_SHAPE(2), .requires_grad = with), *y = tr_future_tensor(tr_rpc_sync(rpc, "w1", "tanh_twice", x));
+            CHECK(tr_dist_backward(context, tr_sum(y)) == TR_STATE);
+            SAYS("worker 1 (\"w1\") answered a call of a context without tr_dist_start()");
+        }
+        tr_rref *layer = tr_remote(rpc, "w1", "tanh_twice", tr_ones(TR_SHAPE(2)));
+        CHECK(tr_status_of(tr_forward(tr_remote_module(layer), tr_ones(TR_SHAPE(2)))) == TR_NOT_FOUND);
+        SAYS("module.forward on \"w1\": tr_dist_start() has not been called there");
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_worker_without_tr_dist_start_is_named(void **state)
+{
+    (void)state;
+    run(2, run_half_started, NULL);
+}
+
 /* Answers when its caller has given up, with a result that has a gradient. */
 static atomic_int given_up;
 
@@ -642,6 +672,7 @@ int main(void)
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
         cmocka_unit_test(an_answer_of_another_thread_belongs_to_its_calls_context),
         cmocka_unit_test(a_backward_in_a_function_leaves_its_thread_to_others),
+        cmocka_unit_test(a_worker_without_tr_dist_start_is_named),
         cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
         cmocka_unit_test(a_reply_that_cannot_be_sent_is_not_waited_for),
         cmocka_unit_test(what_travelled_before_the_context_is_told_once),

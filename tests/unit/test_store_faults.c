@@ -134,8 +134,8 @@ static void nobody_listens(void **state)
     TR_SCOPE;
     int port, fd = listen_on_loopback(&port);
     int64_t began = tr__now_ns();
-    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .timeout_ms = 300)), "said hello in vain");
-    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "t", .timeout_ms = 300)), "hello in vain");
+    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .timeout_ms = 300)), "something else than a Trireme store");
+    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("127.0.0.1", port, .token = "t", .timeout_ms = 300)), "TRIREME_TOKEN");
     assert_true(seconds_since(began) < 5);
     close(fd);
 }

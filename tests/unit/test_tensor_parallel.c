@@ -287,6 +287,35 @@ static void layers_that_do_not_divide_are_errors(void **state)
     run(2, check_errors, NULL);
 }
 
+/* Rank 1 has other layers: both ranks are told at the first forward that talks to the group, with the values. The group goes on. */
+static void check_other_layers(rank *r)
+{
+    int odd = r->number;
+    tr_tensor *x = tr_ones(TR_SHAPE(2, 4)), *ids = tr_zeros(TR_SHAPE(3), .dtype = TR_I64);
+    tr_module *column = tr_column_linear(4, odd ? 16 : 8, .group = r->group, .seed = 3);
+    OK(tr_status_of(tr_forward(column, x))); /* without a collective */
+    tr_module *row = tr_row_linear(odd ? 16 : 8, 3, .group = r->group, .seed = 4);
+    CHECK(tr_status_of(tr_forward(row, tr_forward(column, x))) == TR_MISMATCH);
+    SAYS("row_linear: ranks differ: in_features is 8 on rank 0, 16 on rank 1");
+    CHECK(tr_status_of(tr_forward(row, tr_forward(column, x))) == TR_MISMATCH);
+    row = tr_row_linear(8, 3, .group = r->group, .no_bias = odd, .input_whole = true, .seed = 4);
+    CHECK(tr_status_of(tr_forward(row, tr_ones(TR_SHAPE(2, 8)))) == TR_MISMATCH);
+    SAYS("row_linear: ranks differ: bias is on on rank 0, off on rank 1");
+    column = tr_column_linear(4, 8, .group = r->group, .gather_output = true, .no_bias = odd, .seed = 3);
+    CHECK(tr_status_of(tr_forward(column, x)) == TR_MISMATCH);
+    SAYS("column_linear: ranks differ: bias is on on rank 0, off on rank 1");
+    tr_module *embedding = tr_vocab_parallel_embedding(odd ? 6 : 8, 4, .group = r->group, .seed = 3);
+    CHECK(tr_status_of(tr_forward(embedding, ids)) == TR_MISMATCH);
+    SAYS("vocab_parallel_embedding: ranks differ: rows is 8 on rank 0, 6 on rank 1");
+    OK(tr_leave(r->group));
+}
+
+static void other_layers_on_one_rank_are_a_mismatch(void **state)
+{
+    (void)state;
+    run(2, check_other_layers, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +326,7 @@ int main(void)
         cmocka_unit_test(data_and_tensor_parallel_go_together),
         cmocka_unit_test(slices_without_a_seed_fit_together),
         cmocka_unit_test(layers_that_do_not_divide_are_errors),
+        cmocka_unit_test(other_layers_on_one_rank_are_a_mismatch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

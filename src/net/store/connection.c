@@ -212,8 +212,9 @@ static tr_status greet(const tr__destination *to, tr__connection *c, int64_t dea
                         to->key ? ", or one without a token" : "");
     if (error == ENOMEM) return tr__fail(TR_NO_MEMORY, "%s: no memory to connect", to->name);
     if (error)
-        return tr__fail_errno(last && error == ETIMEDOUT ? TR_TIMEOUT : TR_IO, error, "%s: said hello in vain",
-                              to->name);
+        return tr__fail_errno(last && error == ETIMEDOUT ? TR_TIMEOUT : TR_IO, error, "%s: it took the connection and did not "
+            "answer our hello: something else than a Trireme store listens on that port (choose another one), or a store with "
+            "another idea of whether the job has a token (TRIREME_TOKEN), or one whose process is stopped", to->name);
     if (answer.code == TR__REPLY_OK) return TR_OK;
     return tr__fail(TR_AUTH, "the %s wants a token, and we have none; set TRIREME_TOKEN, the same for all ranks",
                     to->name);
