@@ -97,24 +97,37 @@ typedef struct watch {
     double grace;
 } watch;
 
+/* Two signals of one process that follow each other closely count as one, in the kernel where the first is still pending, and in
+ * the launcher: between them there are this many seconds. */
+static const double apart_seconds = 0.2;
+
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 /* Reads what is left of stdin, through ssh say, to see it end; then whoever started this is gone, or has no more patience. A
- * ^C in it is passed on before that, as the signal would be. */
+ * ^C in it is passed on before that, as the signal would be. The ranks get the grace from the first signal on. */
 static void *watch_stdin(void *argument)
 {
     enum { INTERRUPT = 3 };
     const watch *w = argument;
     char text[256];
     ssize_t got;
-    bool asked = false;
+    double asked = 0; /* when; 0: not yet */
     while ((got = read(w->fd, text, sizeof text)) > 0 || (got < 0 && errno == EINTR)) {
         if (asked || got < 0 || !memchr(text, INTERRUPT, (size_t)got)) continue;
-        asked = true;
+        asked = now_seconds();
         kill(getpid(), SIGTERM);
     }
     if (!asked) {
+        asked = now_seconds();
         kill(getpid(), SIGTERM);
-        nanosleep(&(struct timespec){(time_t)w->grace, (long)(fmod(w->grace, 1) * 1e9)}, NULL);
     }
+    double left = asked + fmax(w->grace, apart_seconds) - now_seconds();
+    if (left > 0) nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
     kill(getpid(), SIGTERM); /* a second one kills the ranks */
     return NULL;
 }

@@ -1,6 +1,8 @@
 /* What can be known to go wrong is said once, before anything is started. */
 #include "train.h"
 
+#include "terminal.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,13 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static int64_t number_of_environment(const char *name, int64_t otherwise)
-{
-    const char *text = getenv(name);
-    int64_t number = text ? strtoll(text, NULL, 10) : 0;
-    return number > 0 ? number : otherwise;
-}
 
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
 
@@ -57,9 +52,11 @@ int tr__train_restore(tr__train *t)
     if (!name || strcmp(name, t->model) != 0 || !content)
         return tr__train_failed(t, "%s was not written by `trireme %s`, which alone can go on with it", path,
                                 t->command);
+    char word[PATH_MAX];
+    const char *out = tr__shell_word(t->out, word, sizeof word);
     if (tr_check_finite(model) != TR_OK)
         return tr__train_failed(t, "--resume: %s: %s. Going on would not mend that: remove the checkpoint, and those before it that "
-                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), t->out);
+                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), out);
     snprintf(t->content, sizeof t->content, "%s", content);
     int code = -1;
     const tr__setting *s;
@@ -110,7 +107,9 @@ static int check_texts(const tr__train *t)
 
 int tr__train_content(tr__train *t, const char *content)
 {
-    if (t->resume && strcmp(content, t->content) != 0)
+    size_t length = strlen(t->content); /* of images checkpoints once said how many there are, and no more */
+    bool same = strncmp(content, t->content, length) == 0 && (!content[length] || content[length] == ',');
+    if (t->resume && !same)
         return tr__train_failed(t, "--resume: %s is not what the training in %s was started with (%s then, %s now)",
                                 t->data, t->out, t->content, content);
     snprintf(t->content, sizeof t->content, "%s", content);
@@ -119,7 +118,7 @@ int tr__train_content(tr__train *t, const char *content)
 
 int64_t tr__train_local_ranks(const tr__train *t)
 {
-    return t->under_launcher ? number_of_environment("LOCAL_WORLD_SIZE", 1) : t->ranks;
+    return t->under_launcher ? t->local_ranks : t->ranks;
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
@@ -205,7 +204,7 @@ static int check_json(const tr__train *t)
 /* Rank 0 writes; the others only a profile, for which tr_fit() makes the folder. */
 static int check_files(tr__train *t)
 {
-    if (t->under_launcher && number_of_environment("RANK", 0) > 0) return -1;
+    if (t->under_launcher && t->rank > 0) return -1;
     int code = check_json(t);
     return code < 0 ? check_folder(t) : code;
 }
@@ -253,6 +252,9 @@ static int check_device(const tr__train *t)
 {
     tr_device device;
     if (tr_device_parse(t->device, &device) != TR_OK) return tr__train_failed(t, "--device: %s", tr_error_message());
+    if (strcmp(t->backend, "mpi") == 0 && t->ranks > 1 && !t->under_launcher)
+        return tr__train_failed(t, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d "
+                                   "and leave --ranks out, or leave --backend out", t->ranks);
     if (strcmp(t->backend, "nccl") == 0 && device.kind != TR_CUDA)
         return tr__train_failed(t, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
     return -1;
@@ -269,10 +271,9 @@ static int check_init(tr__train *t)
 
 int tr__train_check(tr__train *t)
 {
-    int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
+    int world = t->under_launcher ? t->world : t->ranks;
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
-        return tr__train_failed(t, "--ranks %d, but the launcher has started %" PRId64 ": leave --ranks out", t->ranks,
-                                world);
+        return tr__train_failed(t, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t);

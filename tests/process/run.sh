@@ -163,6 +163,14 @@ end
 exec 3>&-
 [ $code = 0 ] && grep -q saved "$work/out" || fail "exit code $code after ^C from stdin"
 
+# Its second signal must not be taken for the first: with a short grace, and when stdin ends right behind a ^C.
+for stdin in 0.05: 0.3:'\003'; do
+    { sleep 0.5; printf "${stdin#*:}"; } | timeout 20 "$TRIREME" run --stop-on-eof --grace "${stdin%%:*}" -n 1 sh -c "$stubborn" \
+        "$work/never" >"$work/out" 2>&1 && fail "it ended well" || code=$?
+    [ $code = 143 ] || fail "exit code $code after $stdin and the end of stdin: the rank was not killed"
+    all_gone $(number rank)
+done
+
 # A stdout that does not block, as dd leaves it, loses nothing when its reader is slow.
 { dd if=/dev/null oflag=nonblock 2>/dev/null && "$TRIREME" run -n 1 seq 100000; } | { sleep 0.5; wc -l; } >"$work/out"
 [ "$(cat "$work/out")" = 100000 ] || fail "only $(cat "$work/out") of 100000 lines arrived"

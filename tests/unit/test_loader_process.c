@@ -1,6 +1,8 @@
 /* Loaders whose workers are processes: the same batches as of threads, errors, deaths, and nothing left behind. */
 #include "files.h"
 
+#include "data/loader.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,7 +33,7 @@ static void assert_failed(tr_status got, tr_status status, const char *part)
 
 typedef struct plan {
     int64_t count;
-    int64_t fail_at, kill_at, exit_at; /* -1: at none */
+    int64_t fail_at, kill_at, exit_at, hang_at; /* -1: at none */
     bool only_here;                    /* other processes cannot make it */
 } plan;
 
@@ -40,6 +43,7 @@ static tr_status get(const tr_sample_call *call, tr_sample *out)
     if (call->index == p->fail_at) return tr_fail(TR_IO, "cannot read number %d", (int)call->index);
     if (call->index == p->kill_at && !here) kill(getpid(), SIGKILL);
     if (call->index == p->exit_at && !here) _exit(7);
+    while (call->index == p->hang_at && !here) pause();
     tr_tensor *noise = tr_rand(call->seed, TR_SHAPE(1));
     out->x = tr_cat((tr_tensor *[]){tr_full((double)call->index, TR_SHAPE(1)), noise}, 2, 0);
     out->y = tr_scalar(here ? -1 : getpid(), TR_I64);
@@ -62,7 +66,7 @@ static tr_dataset *numbers(plan p)
     return tr_dataset_from(make, &p, sizeof p);
 }
 
-static const plan sound = {.count = 50, .fail_at = -1, .kill_at = -1, .exit_at = -1};
+static const plan sound = {.count = 50, .fail_at = -1, .kill_at = -1, .exit_at = -1, .hang_at = -1};
 
 static void assert_no_child(void)
 {
@@ -180,6 +184,72 @@ static void test_a_process_that_dies_is_told(void **state)
         assert_int_equal(b.indices[9], 49);
         assert_int_equal(tr_loader_next(loader, &b), TR_END);
     }
+}
+
+/* Sample 5 is of 64 MiB. */
+static tr_status one_is_large(const tr_sample *samples, int64_t count, void *user, tr_sample *batch)
+{
+    if (user || count != 1) return tr_fail(TR_INVALID, "%d samples", (int)count);
+    float number = ((float *)tr_data(samples[0].x))[0];
+    batch->x = tr_full(number, TR_SHAPE(number == 5 ? 16 << 20 : 1));
+    return TR_OK;
+}
+
+/* Lets this process map only so much more. */
+static void limit_memory(struct rlimit *before)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_int_equal(fscanf(f, "%ld", &pages), 1);
+    fclose(f);
+    assert_int_equal(getrlimit(RLIMIT_AS, before), 0);
+    struct rlimit less = {(rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (32 << 20), before->rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_AS, &less), 0);
+}
+
+static void test_memory_that_cannot_be_mapped_is_an_error(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_loader *loader = tr_loader_new(numbers(sound), .batch = 1, .workers = 1, .prefetch = 1, .processes = true,
+        .collate = one_is_large);
+    struct rlimit before;
+    tr_batch b;
+    TR_CHECK(tr_loader_next(loader, &b)); /* the process has been started, with no limit of its own */
+    limit_memory(&before);
+    for (int i = 1; i < 5; i++) TR_CHECK(tr_loader_next(loader, &b));
+    assert_failed(tr_loader_next(loader, &b), TR_NO_MEMORY, "cannot map 6");
+    assert_failed(tr_loader_next(loader, &b), TR_NO_MEMORY, "cannot map 6"); /* it is as large as it was */
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    (void)!tr_loader_next(loader, &b); /* perhaps it was begun under the limit */
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_int_equal(b.indices[0], 8);
+    assert_true(((float *)tr_data(b.x))[0] == 8);
+}
+
+static bool wants_to_stop(void *user)
+{
+    (void)user;
+    return true;
+}
+
+/* Once it is known that one hangs, which takes five seconds, another epoch is not kept waiting by it. */
+static void test_another_epoch_ends_a_process_that_hangs(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    plan p = sound;
+    p.hang_at = 13;
+    tr_loader *loader = tr_loader_new(numbers(p), .batch = 10, .workers = 2, .prefetch = 1, .processes = true);
+    tr_batch b;
+    TR_CHECK(tr_loader_next(loader, &b));
+    tr__loader_stop_when(loader, wants_to_stop, NULL);
+    assert_failed(tr_loader_next(loader, &b), TR_CANCELLED, "one of them hangs");
+    TR_CHECK(tr_loader_set_epoch(loader, 1));
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_int_equal(b.indices[0], 0);
+    assert_true(((float *)tr_data(b.x))[2 * 9] == 9);
+    tr__loader_stop_when(loader, NULL, NULL);
 }
 
 static void test_a_dataset_that_cannot_be_made_there(void **state)
@@ -310,6 +380,8 @@ int main(void)
         cmocka_unit_test(test_batches_of_any_size),
         cmocka_unit_test(test_errors_name_the_sample),
         cmocka_unit_test(test_a_process_that_dies_is_told),
+        cmocka_unit_test(test_memory_that_cannot_be_mapped_is_an_error),
+        cmocka_unit_test(test_another_epoch_ends_a_process_that_hangs),
         cmocka_unit_test(test_a_dataset_that_cannot_be_made_there),
         cmocka_unit_test(test_what_processes_cannot_do),
         cmocka_unit_test(test_loaders_end_in_mid_epoch),
