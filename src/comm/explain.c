@@ -419,6 +419,19 @@ static bool leads_to(const waiting_rank *a, int awaited, const waiting_rank *b)
     return same == 1; /* else ranks are threads: whose wait it is, is not known */
 }
 
+/* Does a waiter of another group lead to this one? Few do, and every circle across groups has one that is led to so. */
+static bool is_led_to(const job_state *j, const waiting_rank *b)
+{
+    int waits[TR__RECORD_WAITS];
+    for (int at = 0; at < j->waiter_count; at++) {
+        const waiting_rank *a = &j->waiters[at];
+        int count = a->m == b->m ? 0 : waits_of(a->m, a->rank, waits, TR__RECORD_WAITS);
+        for (int i = 0; i < count; i++)
+            if (leads_to(a, waits[i], b)) return true;
+    }
+    return false;
+}
+
 /* The shortest way from a waiter back to it; returns the last of it, or -1. */
 static int search_back(job_state *j, int start)
 {
@@ -454,7 +467,8 @@ static int awaited_on_the_way(const waiting_rank *a, const waiting_rank *next)
 static void find_circles(job_state *j)
 {
     for (int start = 0; start < j->waiter_count; start++) {
-        int last = j->waiters[start].next >= 0 ? -1 : search_back(j, start);
+        bool known = j->waiters[start].next >= 0;
+        int last = !known && is_led_to(j, &j->waiters[start]) ? search_back(j, start) : -1;
         bool crosses = false;
         for (int at = last; at >= 0 && at != start; at = j->waiters[at].from)
             crosses |= j->waiters[at].m != j->waiters[start].m;
