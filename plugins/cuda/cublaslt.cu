@@ -36,6 +36,11 @@ tr_status check(const library &l, cublasStatus_t status, const char *function)
     if (status == CUBLAS_STATUS_SUCCESS) return TR_OK;
     return host->fail(TR_DEVICE, "cuda: %s: %s", function, l.cublasLtGetStatusString(status));
 }
+/* Not on this card, or not at all. */
+bool is_unsupported(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
 #define CALL(l, function, ...) TRY(check(l, (l).function(__VA_ARGS__), #function))
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
@@ -184,7 +189,7 @@ tr_status plan::choose(cublasLtHandle_t handle, const shape &s)
     cublasStatus_t status =
         l.cublasLtMatmulAlgoGetHeuristic(handle, matmul, a, b, c, d, preference, 1, &chosen, &found);
     /* An epilogue on a single row or column is an invalid value to some versions, rather than not supported. */
-    declined = status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+    declined = is_unsupported(status) || status == CUBLAS_STATUS_INVALID_VALUE ||
                (status == CUBLAS_STATUS_SUCCESS && (found == 0 || chosen.state != CUBLAS_STATUS_SUCCESS));
     return declined ? TR_OK : check(l, status, "cublasLtMatmulAlgoGetHeuristic");
 }
@@ -238,10 +243,12 @@ tr_status cublaslt_product(const job &j, const product &call)
     float one_f = 1, beta_f = s.beta ? 1 : 0;
     double one_d = 1, beta_d = s.beta ? 1 : 0;
     bool f64 = s.dtype == TR_F64;
-    return check(*l,
-                 l->cublasLtMatmul(handle, chosen->matmul, f64 ? (void *)&one_d : &one_f, p.b.data, chosen->a, p.a.data,
-                                   chosen->b, f64 ? (void *)&beta_d : &beta_f,
-                                   p.residual.data ? p.residual.data : p.c.data, chosen->c, p.c.data, chosen->d,
-                                   &chosen->chosen.algo, workspace.as<void>(), chosen->chosen.workspaceSize, j.stream),
-                 "cublasLtMatmul");
+    cublasStatus_t status =
+        l->cublasLtMatmul(handle, chosen->matmul, f64 ? (void *)&one_d : &one_f, p.b.data, chosen->a, p.a.data,
+                          chosen->b, f64 ? (void *)&beta_d : &beta_f, p.residual.data ? p.residual.data : p.c.data,
+                          chosen->c, p.c.data, chosen->d, &chosen->chosen.algo, workspace.as<void>(),
+                          chosen->chosen.workspaceSize, j.stream);
+    /* What the heuristic chose may be refused yet, above all with an epilogue. Nothing has run then. */
+    chosen->declined = is_unsupported(status);
+    return chosen->declined ? TR_DECLINED : check(*l, status, "cublasLtMatmul");
 }

@@ -65,12 +65,12 @@ bool caches()
     return caches;
 }
 
-/* Allocates: allowed also while this thread captures a stream, as it is no part of that. */
-template <class F> cudaError_t while_capturing(F allocate)
+/* Allocates or frees: allowed also while this thread captures a stream, as it is no part of that. */
+template <class F> cudaError_t while_capturing(F call)
 {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = allocate();
+    cudaError_t error = call();
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return error;
 }
@@ -143,6 +143,27 @@ tr_status out_of_memory(int index, size_t bytes, const pool &p)
         (double)available / 1e6, (double)total / 1e6);
 }
 
+void free_segment(pool &p, block *b)
+{
+    (void)cudaFree(b->at);
+    p.reserved -= b->bytes;
+    delete b;
+}
+
+/* Whole segments only, with the lock held and the device idle. */
+void free_unused(pool &p)
+{
+    for (auto at = p.free.begin(); at != p.free.end();) {
+        block *b = *at;
+        if (b->before || b->after || b->owner) {
+            ++at;
+            continue;
+        }
+        at = p.free.erase(at);
+        free_segment(p, b);
+    }
+}
+
 tr_status new_segment(int index, pool &p, cudaStream_t stream, size_t bytes, block **out)
 {
     bool small = bytes <= SMALL;
@@ -151,22 +172,22 @@ tr_status new_segment(int index, pool &p, cudaStream_t stream, size_t bytes, blo
                     : bytes < LARGE_SEGMENT / 2 ? LARGE_SEGMENT
                                                 : rounded(bytes, LARGE_GRAIN);
     void *at = nullptr;
-    cudaError_t error = while_capturing([&] { return cudaMalloc(&at, wanted); });
+    auto allocate = [&] { return cudaMalloc(&at, wanted); };
+    cudaError_t error = while_capturing(allocate);
+    /* What is kept for other sizes and streams serves again. To wait for the device would break a capture. */
+    if (error == cudaErrorMemoryAllocation && !graph_stream(index) && cudaDeviceSynchronize() == cudaSuccess) {
+        free_unused(p);
+        error = while_capturing(allocate);
+    }
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return out_of_memory(index, bytes, p);
     }
     if (error != cudaSuccess) return cuda_failure(error, "an allocation");
     p.reserved += wanted;
+    (void)cudaGetLastError(); /* of a first try */
     *out = new block{(char *)at, wanted, stream, graph_stream(index), nullptr, nullptr, true, small};
     return TR_OK;
-}
-
-void free_segment(pool &p, block *b)
-{
-    (void)cudaFree(b->at);
-    p.reserved -= b->bytes;
-    delete b;
 }
 
 } // namespace
@@ -240,21 +261,11 @@ bool memory_caches(void)
     return caches();
 }
 
-/* Whole segments only. */
 void memory_trim(int index)
 {
     if (device_enter(index) != TR_OK || cudaDeviceSynchronize() != cudaSuccess) return;
-    pool &p = pools[index];
-    std::lock_guard<std::mutex> guard(p.lock);
-    for (auto at = p.free.begin(); at != p.free.end();) {
-        block *b = *at;
-        if (b->before || b->after || b->owner) {
-            ++at;
-            continue;
-        }
-        at = p.free.erase(at);
-        free_segment(p, b);
-    }
+    std::lock_guard<std::mutex> guard(pools[index].lock);
+    free_unused(pools[index]);
 }
 
 tr_status memory_statistics(int index, tr_device_memory *out)
@@ -331,5 +342,5 @@ void memory_host_release(void *memory, size_t bytes)
         }
     } catch (const std::bad_alloc &) { /* it goes back to the system */
     }
-    (void)cudaFreeHost(memory);
+    (void)while_capturing([&] { return cudaFreeHost(memory); });
 }

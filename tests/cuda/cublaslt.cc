@@ -1,16 +1,16 @@
 /*
  * A double of cuBLASLt for the double of CUDA's runtime: reference arithmetic, in double, as an operation of its
  * stream. It refuses what the real one refuses (types that do not fit, epilogues of f64, an auxiliary matrix that is
- * not aligned), an algorithm that was chosen for another shape, and memory that is less aligned or a workspace that is
- * smaller than was said; it leaves NaN in the workspace. CUDA_EMULATOR="fail=cublasLtMatmul:2" lets the second call
- * fail, as of any function.
+ * not aligned), an algorithm that was chosen for another shape, memory that is less aligned or a workspace that is
+ * smaller than was said, a handle or a stream of another device; it leaves NaN in the workspace.
+ * CUDA_EMULATOR="fail=cublasLtMatmul:2" lets the second call fail, as of any function.
  */
 #include "library.h"
 #include "cublaslt_abi.h"
 
 using namespace tr_emulator;
 
-struct cublasLtContext {};
+struct cublasLtContext { int device; };
 
 struct cublasLtMatrixLayout {
     int type;
@@ -166,7 +166,7 @@ cublasStatus_t set(T *field, const void *value, size_t bytes)
 
 } /* namespace */
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make(handle, {}); }
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make(handle, {current_device}); }
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
@@ -244,7 +244,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t of_a, const void *b, cublasLtMatrixLayout_t of_b, const void *beta,
                               const void *c, cublasLtMatrixLayout_t of_c, void *d, cublasLtMatrixLayout_t of_d,
                               const cublasLtMatmulAlgo_t *algo, void *workspace, size_t bytes, cudaStream_t stream)
@@ -255,6 +255,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t matmul, con
     const void *const memory[] = {a, b, c, d};
     for (int i = 0; i < 4; i++)
         if (reinterpret_cast<uintptr_t>(memory[i]) % chosen.alignment[i]) return CUBLAS_STATUS_INVALID_VALUE;
+    if (handle->device != current_device || !is_stream_of(current_device, stream)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (x.k() % 26 == 0) return CUBLAS_STATUS_NOT_SUPPORTED; /* only now: what the heuristic says is not final */
     if (chosen.signature != x.signature() || chosen.workspace > bytes || (chosen.workspace && !workspace))
         return CUBLAS_STATUS_INVALID_VALUE;
     const element scale = element_of(matmul->scale);

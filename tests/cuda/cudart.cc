@@ -215,6 +215,13 @@ cudaError_t put(held_lock &held, tr_stream *s, operation op)
     return cudaSuccess;
 }
 
+bool is_stream_of(int device, cudaStream_t stream)
+{
+    held_lock held(state().lock);
+    const tr_stream *s = stream_of(stream);
+    return s && s->device == device;
+}
+
 cudaError_t enqueue(cudaStream_t stream, operation op)
 {
     return call(nullptr, cudaSuccess, false, [&](held_lock &held) {
@@ -229,7 +236,7 @@ cudaError_t set_kernel_attribute(const void *kernel, cudaFuncAttribute, int byte
 {
     return call("cudaFuncSetAttribute", cudaErrorInvalidValue, false, [&](held_lock &) {
         if (bytes < 0 || static_cast<size_t>(bytes) > SHARED_MOST) return cudaErrorInvalidValue;
-        state().dynamic_shared[kernel] = static_cast<size_t>(bytes);
+        state().dynamic_shared[{current_device, kernel}] = static_cast<size_t>(bytes);
         return cudaSuccess;
     });
 }
@@ -252,7 +259,7 @@ cudaError_t tr_emulator::launch(const kernel_launch &launch, cudaStream_t stream
         tr_stream *s = stream_of(stream);
         const dim3 g = launch.grid, b = launch.block;
         const uint64_t threads = uint64_t(b.x) * b.y * b.z, blocks = uint64_t(g.x) * g.y * g.z;
-        auto most = state().dynamic_shared.find(launch.function);
+        auto most = state().dynamic_shared.find({current_device, launch.function});
         if (!s || s->device != current_device) return cudaErrorInvalidResourceHandle;
         if (threads == 0 || threads > 1024 || b.z > 64 || blocks == 0 || g.x > 0x7fffffffu || g.y > 65535 ||
             g.z > 65535)
@@ -366,6 +373,7 @@ DOUBLE(cudaEventSynchronize, (cudaEvent_t event), cudaErrorUnknown, {
 DOUBLE(cudaEventQuery, (cudaEvent_t event), cudaErrorUnknown, {
     if (!state().events.count(event)) return cudaErrorInvalidResourceHandle;
     if (event->captured) return cudaErrorStreamCaptureUnsupported;
+    CHECK(refuse_while_capturing()); /* whatever the event is of */
     const tr_event asked = *event;
     for (uint64_t n = tr_emulator::random() % 3; n && step(held); n--) continue;
     close_idle_memory();
@@ -375,6 +383,7 @@ DOUBLE(cudaEventQuery, (cudaEvent_t event), cudaErrorUnknown, {
 DOUBLE(cudaEventElapsedTime, (float *milliseconds, cudaEvent_t start, cudaEvent_t end), cudaErrorUnknown, {
     for (cudaEvent_t e : {start, end})
         if (!state().events.count(e) || !e->timed || !e->latest) return cudaErrorInvalidResourceHandle;
+    if (start->device != end->device) return cudaErrorInvalidResourceHandle;
     if (!start->latest->done || !end->latest->done) return cudaErrorNotReady;
     *milliseconds = std::chrono::duration<float, std::milli>(end->latest->time - start->latest->time).count();
     return cudaSuccess;

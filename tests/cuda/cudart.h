@@ -107,7 +107,7 @@ struct runtime_state {
     std::set<tr_stream *> streams;   /* those of the program */
     std::set<tr_event *> events;
     std::set<captured_graph *> capturing;
-    std::map<const void *, size_t> dynamic_shared; /* of kernels that may have more than 48 KiB */
+    std::map<std::pair<int, const void *>, size_t> dynamic_shared; /* of a device's kernels with more than 48 KiB */
     uint64_t number = 0;
     std::map<std::string, int> fails;
     std::deque<std::string> texts;   /* what cudaGetErrorString() has returned */
@@ -155,6 +155,8 @@ cudaError_t call(const char *name, cudaError_t planned, bool always, F body)
 cudaError_t enqueue(cudaStream_t stream, operation op);
 /* NULL: there is no such stream. */
 tr_stream *stream_of(cudaStream_t stream);
+/* For the doubles of libraries, whose handles are a device's; takes the lock. */
+bool is_stream_of(int device, cudaStream_t stream);
 /* Enqueues, or captures. */
 cudaError_t put(held_lock &held, tr_stream *s, operation op);
 /* Run what is enqueued until all of a stream, or of a device, has run. */

@@ -52,8 +52,8 @@ static int device_of(const void *memory)
     return -1;
 }
 
-/* The first hole with a page to spare at its end. Large ones begin at a huge page: to open and close them is then a matter of
- * a few entries in the page table, not of thousands. */
+/* The first hole with a page to spare at its end. Large ones begin at a huge page: to open and close them is then a
+ * matter of a few entries in the page table, not of thousands. */
 static char *find_hole(const device_memory &m, size_t bytes)
 {
     const uintptr_t multiple = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
@@ -248,8 +248,10 @@ DOUBLE(cudaMemcpy, (void *to, const void *from, size_t bytes, cudaMemcpyKind kin
 DOUBLE(cudaMemcpyAsync, (void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream),
     cudaErrorInvalidValue, { return copy(held, "cudaMemcpyAsync", to, from, bytes, kind, stream, false); })
 
-DOUBLE(cudaMemcpyPeerAsync, (void *to, int, const void *from, int, size_t bytes, cudaStream_t stream),
+DOUBLE(cudaMemcpyPeerAsync,
+    (void *to, int to_device, const void *from, int from_device, size_t bytes, cudaStream_t stream),
     cudaErrorInvalidValue, {
+    if (bytes && (device_of(to) != to_device || device_of(from) != from_device)) return cudaErrorInvalidValue;
     return copy(held, "cudaMemcpyPeerAsync", to, from, bytes, cudaMemcpyDeviceToDevice, stream, false);
 })
 

@@ -11,7 +11,10 @@
 
 using namespace tr_emulator;
 
-struct cudnnContext { cudaStream_t stream; };
+struct cudnnContext {
+    int device;
+    cudaStream_t stream;
+};
 
 struct cudnnBackendDescriptor {
     int type, engine; /* engine: of configurations and what is made of them */
@@ -171,14 +174,14 @@ const cudnnBackendDescriptor &graph_of(const cudnnBackendDescriptor &plan)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
 {
-    *handle = new cudnnContext{};
+    *handle = new cudnnContext{current_device, nullptr};
     return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
 {
     handle->stream = stream;
-    return CUDNN_STATUS_SUCCESS;
+    return is_stream_of(handle->device, stream) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 
 const char *cudnnGetErrorString(cudnnStatus_t status)

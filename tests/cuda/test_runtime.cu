@@ -229,6 +229,7 @@ static void test_devices(void **)
     assert_int_equal(TR_LAUNCH(append, 1, 1, 0, first, there.data, 1), cudaErrorInvalidResourceHandle);
     assert_cuda(cudaSetDevice(0));
     device_array<int> here(1);
+    assert_int_equal(cudaMemcpyPeerAsync(here.data, 1, there.data, 0, 4, first), cudaErrorInvalidValue);
     assert_cuda(cudaMemcpyPeerAsync(here.data, 0, there.data, 1, 4, first));
     assert_cuda(cudaStreamSynchronize(first));
     assert_int_equal(here.read()[0], 7);
@@ -289,6 +290,9 @@ static void test_launches_that_no_device_takes(void **)
     assert_int_equal(TR_LAUNCH(nothing, 1, 32, 49 << 10, nullptr), cudaErrorInvalidValue);
     assert_cuda(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10));
     assert_cuda(TR_LAUNCH(nothing, 1, 32, 49 << 10, nullptr));
+    assert_cuda(cudaSetDevice(1)); /* where nobody has asked for more */
+    assert_int_equal(TR_LAUNCH(nothing, 1, 32, 49 << 10, nullptr), cudaErrorInvalidValue);
+    assert_cuda(cudaSetDevice(0));
     assert_int_equal(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10),
         cudaErrorInvalidValue);
     /* Two blocks of 1024 threads are resident on each of the four processors. */
@@ -391,6 +395,9 @@ static void test_what_breaks_a_capture(void **)
     assert_cuda(cudaEventRecord(outside, other));
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     assert_int_equal(cudaStreamWaitEvent(stream, outside, 0), cudaErrorStreamCaptureInvalidated);
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_int_equal(cudaEventQuery(outside), cudaErrorStreamCaptureUnsupported);
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
     assert_int_equal(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnmatched);

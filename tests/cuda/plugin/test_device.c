@@ -205,6 +205,17 @@ static void no_such_device(void)
     assert_message("cuda:3: there is no such device: there are 2");
 }
 
+static void kept_memory_makes_room(void)
+{
+    const size_t bytes = 40 << 20, more = 50 << 20; /* of 64 MB */
+    void *memory;
+    assert_int_equal(on_device()->allocate(0, NULL, bytes, &memory), TR_OK);
+    assert_int_equal(on_device()->allocate(0, NULL, more, &(void *){NULL}), TR_NO_MEMORY);
+    on_device()->release(0, NULL, memory, bytes);
+    assert_int_equal(on_device()->allocate(0, NULL, more, &memory), TR_OK);
+    on_device()->release(0, NULL, memory, more);
+}
+
 static void a_failing_allocation(void)
 {
     void *memory;
@@ -289,11 +300,12 @@ static void no_cublaslt(void)
     assert_int_equal(multiply(3, 1, 3), TR_OK);
 }
 
-/* The double finds no algorithm, or says of one that it is not to be used, where k % 11 is 10 or 5. */
+/* The double finds no algorithm, or says of one that it is not to be used, where k % 11 is 10 or 5; where k % 26 is 0
+ * it refuses what it has found itself. */
 static void products_without_an_algorithm(void)
 {
-    static const int64_t sizes[] = {10, 5, 3, 10, 5};
-    for (int i = 0; i < 5; i++) assert_int_equal(multiply(sizes[i], 0.5, 0.5f * (float)sizes[i]), TR_OK);
+    static const int64_t sizes[] = {10, 5, 3, 26, 10, 5, 26};
+    for (int i = 0; i < 7; i++) assert_int_equal(multiply(sizes[i], 0.5, 0.5f * (float)sizes[i]), TR_OK);
 }
 
 static void tf32(void)
@@ -321,7 +333,8 @@ static const struct {
     {"no runtime", "fail=cudaGetDeviceCount:1", no_runtime},
     {"a failing launch", "fail=cudaLaunchKernel:1", a_failing_launch},
     {"no such device", "devices=2", no_such_device},
-    {"a failing allocation", "fail=cudaMalloc:1", a_failing_allocation},
+    {"memory that is kept makes room", "seed=1 memory_mb=64", kept_memory_makes_room},
+    {"a failing allocation", "fail=cudaMalloc:1 fail=cudaDeviceSynchronize:1", a_failing_allocation},
     {"a failing product", "fail=cublasLtMatmul:1", a_failing_product},
     {"a failing heuristic", "fail=cublasLtMatmulAlgoGetHeuristic:1", a_failing_product},
     {"a failing layout", "fail=cublasLtMatrixLayoutCreate:3", a_failing_product},
