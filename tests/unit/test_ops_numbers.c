@@ -274,6 +274,20 @@ static void gradients_of_rows_look_at_every_element(void **state)
     }
 }
 
+/* Of alternating numbers every second part of a row overflows, and the others vanish. */
+static void products_overflow_only_where_they_do_in_order(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { ROWS = 3, SIZE = 1000 };
+    float x[ROWS * SIZE];
+    for (int i = 0; i < ROWS * SIZE; i++) x[i] = i % 2 ? 0x1p-126f : 0x1p126f;
+    x[SIZE] = 0;
+    x[3 * SIZE - 1] = NAN;
+    const float *y = tr_data(tr_prod(tr_from(x, TR_SHAPE(ROWS, SIZE)), 1));
+    assert_true(y[0] == 1 && y[1] == 0 && isnan(y[2]));
+}
+
 /* Multiplied in parts, 1e200 twice would not be finite, nor 1e-200 twice anything but 0. */
 static void gradients_of_products_stay_in_range(void **state)
 {
@@ -337,6 +351,7 @@ int main(void)
         cmocka_unit_test(celu_keeps_what_is_above_0),
         cmocka_unit_test(the_first_of_the_largest_is_found),
         cmocka_unit_test(gradients_of_rows_look_at_every_element),
+        cmocka_unit_test(products_overflow_only_where_they_do_in_order),
         cmocka_unit_test(gradients_of_products_stay_in_range),
         cmocka_unit_test(classes_are_drawn_by_their_weights),
     };

@@ -113,22 +113,24 @@ static bool writes_in_place(const tr__gemm *p)
     return !p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1);
 }
 
-/* x * f'(slope_at), a vector of a row. */
-static vec vector_times_slope(const tr__gemm *p, int64_t row_at, int64_t column, int64_t n, vec x)
+/* square[r] *= f'(slope_at) for r < high: up to a vector, n numbers, of each row of c from (row, column) on. All at once, so
+ * that the evaluations overlap. */
+static void square_times_slope(const tr__gemm *p, int64_t row, int64_t column, int64_t high, int64_t n, vec square[WIDTH])
 {
-    float g[WIDTH], at[WIDTH];
-    vec_store(g, x);
-    vec_store(at, read_lanes(&p->slope_at, row_at, column, n));
-    times_slope(p->slope, g, at, WIDTH);
-    return vec_load(g);
+    float g[WIDTH * WIDTH], at[WIDTH * WIDTH];
+    for (int64_t r = 0; r < high; r++) {
+        vec_store(g + r * WIDTH, square[r]);
+        vec_store(at + r * WIDTH, read_lanes(&p->slope_at, tr__axis_at(&p->slope_at.row, row + r), column, n));
+    }
+    times_slope(p->slope, g, at, high * WIDTH);
+    for (int64_t r = 0; r < high; r++) square[r] = vec_load(g + r * WIDTH);
 }
 
-/* Up to a vector of a row of c = the sums x (* slope) + bias + residual (+ c). */
-static inline void write_sums(const block *blk, bool slope, int64_t row, int64_t column, int64_t n, vec x)
+/* Up to a vector of a row of c = the sums x + bias + residual (+ c). */
+static inline void write_sums(const block *blk, int64_t row, int64_t column, int64_t n, vec x)
 {
     const tr__gemm *p = blk->requested;
     int64_t c_at = blk->task->c + tr__axis_at(&p->c.row, row);
-    if (slope) x = vector_times_slope(p, tr__axis_at(&p->slope_at.row, row), column, n, x);
     if (blk->bias.data) x += read_lanes(&blk->bias, 0, column, n);
     if (p->residual.data) x += read_lanes(&p->residual, tr__axis_at(&p->residual.row, row), column, n);
     if (p->accumulate) x += read_lanes(&p->c, c_at, column, n);
@@ -171,7 +173,7 @@ static void write_row(const block *blk, int64_t row, float *sums)
         return;
     }
     for (int64_t j = 0; j < blk->columns; j += WIDTH)
-        write_sums(blk, false, row, blk->column + j, blk->columns - j, vec_load(sums + j));
+        write_sums(blk, row, blk->column + j, blk->columns - j, vec_load(sums + j));
 }
 
 /* As write_sums for n rows of whole vectors, where the microkernel could have written c. */
@@ -195,7 +197,7 @@ static void write_transposed(void *arg, int64_t begin, int64_t end)
 {
     const block *blk = arg;
     int64_t rows = blk->columns, columns = blk->p->a.row.n; /* of c, in this block */
-    bool is_plain = !blk->requested->slope && writes_in_place(blk->requested);
+    bool is_plain = writes_in_place(blk->requested);
     for (int64_t i = begin * WIDTH; i < end * WIDTH; i += WIDTH) {
         for (int64_t j = 0; j < columns; j += WIDTH) {
             vec square[WIDTH];
@@ -203,12 +205,14 @@ static void write_transposed(void *arg, int64_t begin, int64_t end)
                 square[c] = vec_load(blk->sums + (j + c < columns ? j + c : j) * blk->width + i);
             lanes_transpose(square);
             int64_t high = rows - i < WIDTH ? rows - i : WIDTH;
+            if (blk->requested->slope)
+                square_times_slope(blk->requested, blk->column + i, blk->from + j, high, columns - j, square);
             if (is_plain && j + WIDTH <= columns) {
                 write_plain_sums(blk, blk->column + i, blk->from + j, high, square);
                 continue;
             }
             for (int64_t r = 0; r < high; r++)
-                write_sums(blk, blk->requested->slope, blk->column + i + r, blk->from + j, columns - j, square[r]);
+                write_sums(blk, blk->column + i + r, blk->from + j, columns - j, square[r]);
         }
     }
 }
@@ -305,13 +309,15 @@ static tr__matrix transpose(tr__matrix m)
     return m;
 }
 
-/* Whether c, which the microkernel writes once, is so large that it should not enter the caches. Its vectors are aligned. */
+/* Whether c, which the microkernel writes once, is so large that it should not enter the caches. Its vectors are aligned.
+ * Where a large cache holds it, it is better left there: an optimizer that steps in backward reads a gradient at once. */
 static bool streaming_pays(const tr__gemm_task *task)
 {
     const tr__gemm *p = task->p;
     if (p->accumulate || p->residual.data || p->slope || p->c.row.stride[0] % WIDTH) return false;
     if ((uintptr_t)((const float *)p->c.data + task->c) % sizeof(vec)) return false;
-    return p->a.row.n * p->b.column.n * (int64_t)sizeof(float) >= STREAMED;
+    int64_t held = tr__cache_bytes(3) / STREAMED_PART;
+    return p->a.row.n * p->b.column.n * (int64_t)sizeof(float) >= (held > STREAMED ? held : STREAMED);
 }
 
 /* Chooses how each matrix is read and written, makes room for what is packed, and computes. */
@@ -331,7 +337,8 @@ static bool run_block(block *blk)
     int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, steps = part_size(deep, BLOCK_DEPTH, DEPTH_UNIT);
     bool at_once = deep <= steps;
     blk->stream = at_once && blk->c_in_place && streaming_pays(task);
-    int64_t most = steps * BLOCK_WIDTH < SHALLOW_BLOCK && steps ? SHALLOW_BLOCK / steps : BLOCK_WIDTH;
+    int64_t shallow = blk->c_in_place && tr__cache_bytes(2) >= LARGE_CACHE ? LARGE_BLOCK : SHALLOW_BLOCK;
+    int64_t most = steps * BLOCK_WIDTH < shallow && steps ? shallow / steps : BLOCK_WIDTH;
     blk->width = part_size(n, most, TILE_COLUMNS);
     size_t packed = blk->b_in_place ? 0 : (size_t)((steps ? steps : 1) * blk->width); /* an address, also for no rows */
     bool no_sums = blk->c_in_place || (at_once && blk->width <= NARROW && !blk->transposed);

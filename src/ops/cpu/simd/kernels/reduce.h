@@ -211,6 +211,7 @@ static inline void multiply_columns(const float *x, int64_t rows, int64_t stride
         for (int64_t i = 0; i < n; i++) product[i] *= (double)x[i];
 }
 
+/* Parts overflow or underflow where the product in order may not: it is made so again then. Rows with a zero seldom need it. */
 static double product_of_row(const float *x, int64_t n)
 {
     double part[FACTORS];
@@ -219,7 +220,13 @@ static double product_of_row(const float *x, int64_t n)
     for (int64_t i = whole; i < n; i++) part[i - whole] *= (double)x[i];
     for (int parts = FACTORS / 2; parts > 0; parts /= 2) /* by halves: one by one, each product would wait for the last */
         for (int i = 0; i < parts; i++) part[i] *= part[i + parts];
-    return part[0];
+    if (isfinite(part[0]) && part[0] != 0) return part[0];
+    int64_t zeros = 0;
+    for (int64_t i = 0; i < n; i++) zeros += x[i] == 0;
+    if (zeros && part[0] == 0) return part[0];
+    double product = 1;
+    for (int64_t i = 0; i < n; i++) product *= (double)x[i];
+    return product;
 }
 
 /* Tasks: outer index by outer index, FACTORS of inner by FACTORS. */
