@@ -109,11 +109,26 @@ void tr__node_release(tr__node *node)
  * longer chain every third output is kept: else each would be recomputed from the chain's start. */
 enum { MOST_RECOMPUTED = 2 };
 
+/* Would another segment run again before the node can? And so those before it, one for the other, all filled at a time. */
+static bool needs_other_segment(const tr__node *node)
+{
+    for (int i = 0; i < node->n_inputs; i++) {
+        const tr__saved *saved = &node->saved_inputs[i];
+        if (tr__segment_is_other(saved) || (saved->maker && needs_other_segment(saved->maker))) return true;
+    }
+    return false;
+}
+
+static bool is_recomputed(const tr_tensor *t)
+{
+    const tr__node *maker = t->node;
+    bool is_unchanged = maker && maker->made[t->output] == tr__version(t); /* since the op made it */
+    return is_unchanged && maker->op->flags & TR_OP_CHEAP && maker->depth < MOST_RECOMPUTED && !needs_other_segment(maker);
+}
+
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
-    const tr__node *maker = may_recompute ? t->node : NULL;
-    bool is_unchanged = maker && maker->made[t->output] == tr__version(t); /* since the op made it */
-    if (is_unchanged && maker->op->flags & TR_OP_CHEAP && maker->depth < MOST_RECOMPUTED) {
+    if (may_recompute && is_recomputed(t)) {
         saved->maker = node_ref(t->node);
         saved->output = t->output;
         return TR_OK;

@@ -229,6 +229,11 @@ bool tr__segment_saves(tr__saved *saved, const tr_tensor *t, tr_status *status)
     return true;
 }
 
+bool tr__segment_is_other(const tr__saved *saved)
+{
+    return saved->segment && (!running || running->segment != saved->segment);
+}
+
 void tr__segment_release(tr__saved *saved, tr__node **unreferenced)
 {
     tr__recompute_segment *s = saved->segment;

@@ -36,6 +36,8 @@ bool tr__segment_replays(void);
 tr_status tr__segment_note(tr_tensor *leaf);
 /* Saves t in the next slot of this thread's segment. false: there is no segment. */
 bool tr__segment_saves(tr__saved *saved, const tr_tensor *t, tr_status *status);
+/* Is it a slot of a segment that is not the one which this thread runs? */
+bool tr__segment_is_other(const tr__saved *saved);
 /* The tensor of a slot, recomputed if need be: a new reference. as_now: as in tr__saved_get(). */
 tr_tensor *tr__segment_get(const tr__saved *saved, bool as_now);
 /* Releases a node's slot. */
