@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16"};
 enum { LEVELS = sizeof names / sizeof *names };
@@ -37,18 +36,4 @@ tr_status tr__isa_check(void)
     const char *text = getenv("TRIREME_ISA");
     if (!text || !*text || level_of(text) < LEVELS) return TR_OK;
     return tr__fail(TR_INVALID, "TRIREME_ISA=%s is neither generic nor avx2, avx512 or avx512bf16", text);
-}
-
-int64_t tr__cache_bytes(int level)
-{
-    /* Process-wide: asking takes an instruction that virtual machines stop at. Stored as bytes + 1. */
-    static _Atomic(int64_t) stored[2];
-    int64_t bytes = atomic_load_explicit(&stored[level - 2], memory_order_relaxed) - 1;
-    if (bytes >= 0) return bytes;
-#ifdef _SC_LEVEL2_CACHE_SIZE /* not in musl */
-    bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
-#endif
-    if (bytes < 0) bytes = 0;
-    atomic_store_explicit(&stored[level - 2], bytes + 1, memory_order_relaxed);
-    return bytes;
 }

@@ -14,9 +14,6 @@ tr__isa tr__isa_allowed(void);
 /* A failure when TRIREME_ISA names none. */
 tr_status tr__isa_check(void);
 
-/* Bytes of the processor's cache of level 2 or 3, asked for once; 0: the system does not say. Any thread. */
-int64_t tr__cache_bytes(int level);
-
 /* What files named *_avx512.c and *_avx2.c may use. */
 static inline bool tr__has_avx512(void)
 {

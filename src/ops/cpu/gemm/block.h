@@ -4,7 +4,6 @@
 #ifndef TR_OPS_CPU_GEMM_BLOCK_H
 #define TR_OPS_CPU_GEMM_BLOCK_H
 
-#include "base/isa.h"
 #include "base/memory.h"
 #include "ops/cpu/gemm/gemm.h"
 #include "ops/cpu/simd/activations.h"
@@ -14,15 +13,12 @@
 enum {
     BLOCK_DEPTH = 384,           /* steps of a block of b, at most */
     BLOCK_WIDTH = 384,           /* columns of a block, at most; */
-    SHALLOW_BLOCK = 64 * 1024,   /* a shallower one is wider, up to so many elements, */
-    LARGE_BLOCK = 192 * 1024,    /* or, where c is written in place and the second-level cache has at least */
-    LARGE_CACHE = 2 << 20,       /* so many bytes, so many */
+    SHALLOW_BLOCK = 64 * 1024,   /* a shallower one is wider, up to so many elements */
     GROUP = 8 * TILE_ROWS,       /* rows of a that are packed together: three cache lines of f32 */
     IN_PLACE_ROWS = GROUP / 2,   /* with fewer rows, packing b does not pay */
     DEPTH_UNIT = 16,             /* steps: panels begin at cache lines */
     TRANSPOSED_COLUMNS = 3072,   /* of c, computed as rows at a time: their sums stay in the caches until they are transposed */
-    STREAMED = 4 << 20,          /* bytes of c from which c is written past the caches, or more where one of the third */
-    STREAMED_PART = 16,          /* level's so many parts is more */
+    STREAMED = 4 << 20,          /* bytes of c from which c is written past the caches */
     NARROW = 512,                /* a block of c with at most so many columns is a whole row of c: sums fit the stack */
 };
 

@@ -309,15 +309,13 @@ static tr__matrix transpose(tr__matrix m)
     return m;
 }
 
-/* Whether c, which the microkernel writes once, is so large that it should not enter the caches. Its vectors are aligned.
- * Where a large cache holds it, it is better left there: an optimizer that steps in backward reads a gradient at once. */
+/* Whether c, which the microkernel writes once, is so large that it should not enter the caches. Its vectors are aligned. */
 static bool streaming_pays(const tr__gemm_task *task)
 {
     const tr__gemm *p = task->p;
     if (p->accumulate || p->residual.data || p->slope || p->c.row.stride[0] % WIDTH) return false;
     if ((uintptr_t)((const float *)p->c.data + task->c) % sizeof(vec)) return false;
-    int64_t held = tr__cache_bytes(3) / STREAMED_PART;
-    return p->a.row.n * p->b.column.n * (int64_t)sizeof(float) >= (held > STREAMED ? held : STREAMED);
+    return p->a.row.n * p->b.column.n * (int64_t)sizeof(float) >= STREAMED;
 }
 
 /* Chooses how each matrix is read and written, makes room for what is packed, and computes. */
@@ -337,8 +335,7 @@ static bool run_block(block *blk)
     int64_t deep = (p->b.row.n + ROWS_IN_STEP - 1) / ROWS_IN_STEP, steps = part_size(deep, BLOCK_DEPTH, DEPTH_UNIT);
     bool at_once = deep <= steps;
     blk->stream = at_once && blk->c_in_place && streaming_pays(task);
-    int64_t shallow = blk->c_in_place && tr__cache_bytes(2) >= LARGE_CACHE ? LARGE_BLOCK : SHALLOW_BLOCK;
-    int64_t most = steps * BLOCK_WIDTH < shallow && steps ? shallow / steps : BLOCK_WIDTH;
+    int64_t most = steps * BLOCK_WIDTH < SHALLOW_BLOCK && steps ? SHALLOW_BLOCK / steps : BLOCK_WIDTH;
     blk->width = part_size(n, most, TILE_COLUMNS);
     size_t packed = blk->b_in_place ? 0 : (size_t)((steps ? steps : 1) * blk->width); /* an address, also for no rows */
     bool no_sums = blk->c_in_place || (at_once && blk->width <= NARROW && !blk->transposed);
