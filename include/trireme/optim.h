@@ -228,7 +228,8 @@ typedef struct tr_param_group_options {
 #define tr_param_group(...) TR__NEW2(tr_param_group, optimizer, parameters, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_param_group_with(const tr_param_group_options *options);
 
-/* One update from the gradients that are there; a parameter without one stays as it is. */
+/* One update from the gradients that are there; a parameter without one stays as it is. A warning in the log, once, says where a
+ * training loop seems to lack its TR_SCOPE: after 100 steps in one scope that holds more objects at each, and 64 MiB more. */
 TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
 /*
  * Steps in backward: from now on tr_backward() updates each parameter the moment its gradient is final, its hooks have seen it

@@ -13,11 +13,17 @@
  * failure's message, and the place of the program's call that is under way. The scope stack is one array of handles; `marks` holds where each scope begins in it. Handles outside
  * every scope sit below the first mark and are released when the thread ends.
  */
+typedef struct mark {
+    size_t begin;
+    uint64_t scope; /* its number on this thread, from 1 */
+} mark;
+
 typedef struct thread_state {
     tr__object **handles;
     size_t count, capacity;
-    size_t *marks;
+    mark *marks;
     size_t depth, mark_capacity;
+    uint64_t scopes;    /* pushed so far */
     size_t lost_scopes; /* pushed when there was no memory for a mark: they pop without effect */
     bool no_grad;
     tr_dtype autocast; /* TR_F32: none */
@@ -219,7 +225,7 @@ void tr_scope_push(void)
 {
     if (state.depth == state.mark_capacity) {
         size_t capacity = state.mark_capacity ? 2 * state.mark_capacity : 32;
-        size_t *marks = realloc(state.marks, capacity * sizeof *marks);
+        mark *marks = realloc(state.marks, capacity * sizeof *marks);
         if (!marks) {
             state.lost_scopes++;
             return;
@@ -228,7 +234,7 @@ void tr_scope_push(void)
         state.mark_capacity = capacity;
         if (!state.has_exit_hook) hook_thread_exit();
     }
-    state.marks[state.depth++] = state.count;
+    state.marks[state.depth++] = (mark){state.count, ++state.scopes};
 }
 
 void tr_scope_pop(void)
@@ -236,8 +242,15 @@ void tr_scope_pop(void)
     if (state.lost_scopes) {
         state.lost_scopes--;
     } else if (state.depth) {
-        drop_handles(state.marks[--state.depth]);
+        drop_handles(state.marks[--state.depth].begin);
     }
+}
+
+uint64_t tr__scope_innermost(size_t *held)
+{
+    const mark *innermost = state.depth ? &state.marks[state.depth - 1] : &(mark){0, 0};
+    *held = state.count - innermost->begin;
+    return innermost->scope;
 }
 
 void *tr__scope_ref(const void *object)
@@ -269,13 +282,14 @@ void *tr_object_escape(const void *object)
 {
     if (!object || immortal(object) || state.depth == 0 || state.lost_scopes) return (void *)object;
     /* Under the innermost mark: the object's new handle goes where the mark is, and the mark moves up by one. */
-    size_t mark = state.marks[state.depth - 1];
-    for (size_t i = state.count; i-- > mark;) {
+    mark *innermost = &state.marks[state.depth - 1];
+    size_t begin = innermost->begin;
+    for (size_t i = state.count; i-- > begin;) {
         if (state.handles[i] != object) continue;
-        tr__object *displaced = state.handles[mark];
-        state.handles[mark] = state.handles[i];
-        if (i != mark) state.handles[i] = displaced;
-        state.marks[state.depth - 1]++;
+        tr__object *displaced = state.handles[begin];
+        state.handles[begin] = state.handles[i];
+        if (i != begin) state.handles[i] = displaced;
+        innermost->begin++;
         return (void *)object;
     }
     return (void *)object; /* not of the innermost scope: it outlives it anyway */

@@ -74,6 +74,8 @@ static inline void *tr__ref(const void *object)
 }
 /* One more, which belongs to the calling thread's innermost scope; returns object. */
 void *tr__scope_ref(const void *object);
+/* This thread's innermost scope, by a number that no other of its scopes has; 0: outside every scope. *held: its objects. */
+uint64_t tr__scope_innermost(size_t *held);
 /* One less, which is not a scope's. */
 void tr__unref(const void *object);
 

@@ -2,6 +2,7 @@
 #include "optim/bf16_state.h"
 
 #include "autograd/capture.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "tensor/kernel.h"
@@ -453,10 +454,40 @@ static tr_status gather_parameters(tr_optimizer *o)
     return TR_OK;
 }
 
+/* Steps on end in one scope, which holds more objects at each, and memory that grows with them: a training loop without a
+ * TR_SCOPE, where what a step makes stays until the scope around the loop ends. The log says so, once. */
+static void watch_scope(tr_optimizer *o)
+{
+    enum { STEPS = 100, BYTES = 64 << 20 };
+    size_t held;
+    uint64_t scope = tr__scope_innermost(&held);
+    bool grows = scope == o->scope_watch.scope && held > o->scope_watch.held;
+    int steps = grows ? o->scope_watch.steps + 1 : 0;
+    o->scope_watch.scope = scope;
+    o->scope_watch.held = held;
+    o->scope_watch.steps = steps;
+    if (o->scope_watch.told || !(steps == 1 || (steps && steps % STEPS == 0))) return;
+
+    tr_device_memory memory = {.size = sizeof memory};
+    tr_device device = tr__device_of(o->parameters[0].leaf);
+    char name[16];
+    if (tr_device_memory_of(device, &memory) != TR_OK) return;
+    if (steps == 1) {
+        o->scope_watch.held_first = held;
+        o->scope_watch.bytes = memory.in_use;
+    }
+    if (memory.in_use - o->scope_watch.bytes < BYTES) return;
+    o->scope_watch.told = true;
+    tr__log(TR_LOG_WARN, "tr_step: %d steps in one scope, which now holds %zu objects more than at the first, and on %s %.0f MB "
+        "more are in use: put TR_SCOPE; at the start of the training loop's body, and what a step makes goes at its end",
+        steps, held - o->scope_watch.held_first, tr_device_name(device, name), 1e-6 * (double)(memory.in_use - o->scope_watch.bytes));
+}
+
 tr_status tr_step(tr_optimizer *optimizer)
 {
     if (!optimizer) return tr__fail(TR_INVALID, "tr_step: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
+    watch_scope(optimizer);
     if (optimizer->in_backward) return tr__in_backward_step(optimizer);
     tr__stretch s;
     for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) {

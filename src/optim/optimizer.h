@@ -117,6 +117,15 @@ struct tr_optimizer {
     void *sharing; /* a reference to an object */
 
     tr__in_backward *in_backward; /* NULL: it steps in tr_step() */
+
+    struct {
+        uint64_t scope; /* that the latest step was made in */
+        size_t held;    /* its objects then; */
+        int steps;      /* so many steps on end in it, each with more objects than the one before */
+        size_t held_first;
+        int64_t bytes;  /* of the device's memory in use at the first of them */
+        bool told;
+    } scope_watch;
 };
 
 /* Makes an optimizer: checks values and parameters, lays these out, makes zeroed state. decay_matrices_only: no weight

@@ -17,6 +17,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "optim/optimizer.h"
+#include "warnings.h"
 
 #include <trireme/trireme.h>
 
@@ -606,6 +607,45 @@ static void test_schedules_in_steps(void **state)
     assert_true(tr_exponential_lr(0, 0.5, 0.9) == 0.5 && tr_exponential_lr(3, 0.5, 0.5) == 0.0625);
 }
 
+/* ---- A loop without a scope -------------------------------------------------------------------------------------- */
+
+static void step_on(tr_module *net, tr_optimizer *opt, int64_t rows)
+{
+    tr_tensor *loss = tr_mean(tr_forward(net, tr_zeros(TR_SHAPE(rows, 64))));
+    tr_zero_grad(opt);
+    TR_CHECK(tr_backward(loss));
+    TR_CHECK(tr_step(opt));
+}
+
+/* rows: of 256 bytes each, which a step leaves behind where it has no scope. */
+static const char *said_after(int steps, int64_t rows, bool scope)
+{
+    TR_SCOPE;
+    tr_module *net = tr_linear(64, 1, .seed = 1);
+    tr_optimizer *opt = tr_sgd(tr_parameters(net), .lr = 0.1);
+    warnings_keep();
+    for (int i = 0; i < steps; i++) {
+        if (scope) tr_scope_push();
+        step_on(net, opt, rows);
+        if (scope) tr_scope_pop();
+    }
+    warnings_end();
+    return warnings_kept();
+}
+
+static void test_a_forgotten_scope_is_told_once(void **state)
+{
+    (void)state;
+    const int64_t large = 3000; /* 77 MB in 100 steps */
+    const char *said = said_after(210, large, false);
+    const char *line = strstr(said, "tr_step: 100 steps in one scope, which now holds ");
+    if (!line || !strstr(line, " MB more are in use: put TR_SCOPE; at the start of the training loop's body")) fail_msg("'%s'", said);
+    assert_null(strstr(line + 1, "tr_step:"));
+    assert_string_equal(said_after(99, large, false), "");
+    assert_string_equal(said_after(110, large, true), "");
+    assert_string_equal(said_after(110, 1, false), ""); /* costs nothing worth a word */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -628,6 +668,7 @@ int main(void)
         cmocka_unit_test(test_wrong_arguments),
         cmocka_unit_test(test_cosine_schedule),
         cmocka_unit_test(test_schedules_in_steps),
+        cmocka_unit_test(test_a_forgotten_scope_is_told_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
