@@ -126,8 +126,8 @@ TR_API TR_MUST_CHECK tr_status tr_captured_count(const tr_captured_step *capture
 /* Called on the thread of tr_backward() the moment leaf's gradient is final for that backward. An error returned ends
  * the backward with it. Several hooks run in the order they were added; they may remove hooks. */
 typedef tr_status (*tr_grad_hook)(tr_tensor *leaf, tr_tensor *grad, void *user);
-/* Returns a number for tr_grad_hook_remove(), or -1 when out of memory or leaf is not a leaf that requires a
- * gradient. */
+/* Returns a number for tr_grad_hook_remove(), or -1 when out of memory, when leaf is not a leaf that requires a
+ * gradient, or when hook is NULL. */
 TR_API int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user);
 TR_API void tr_grad_hook_remove(tr_tensor *leaf, int number);
 

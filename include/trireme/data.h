@@ -200,7 +200,8 @@ typedef struct tr_loader_options {
                              has no .user */
     int prefetch;         /* batches per worker that are ready or being made; default 2 */
     bool shuffle;         /* a new order in every epoch; otherwise samples come by index, as in a DataLoader */
-    uint64_t seed;        /* for the order and for each sample's random numbers */
+    uint64_t seed;        /* for the order and for each sample's random numbers; with .group the same on all ranks, or
+                             their samples overlap */
     bool drop_last;       /* leave out an incomplete batch at the end */
     tr_group *group;      /* its ranks divide each epoch, by a tr_distributed_sampler(); NULL: this process alone */
     tr_sampler *sampler;  /* instead of .shuffle and .group */
@@ -229,7 +230,8 @@ TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch
 TR_API TR_MUST_CHECK tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch);
 /* Sets the next batch by epoch and number, both from 0: how a resumed training begins. */
 TR_API TR_MUST_CHECK tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, int64_t batch);
-/* Batches in an epoch, on this rank; 0 in error. */
+/* Batches in an epoch, on this rank; 0 in error, and of an empty set. That is no error, as a rank's own set may be empty: each
+ * tr_loader_next() is TR_END. So a loop that counts steps asks first. */
 TR_API int64_t tr_loader_batches(const tr_loader *loader);
 /* How many bad samples were skipped in the batches so far; a sample counts each time that a batch should have had it.
  * So the ranks' counts of an epoch have the same sum for any number of ranks, apart from duplicates. 0 in error. */

@@ -574,25 +574,33 @@ typedef struct tr_backward_call {
     tr_tensor *const *outputs;      /* the saved ones, NULL where not saved */
     tr_tensor *const *grad_outputs; /* NULL where no gradient arrived */
     const bool *needs;              /* needs[i]: somebody wants grad_inputs[i] */
-    tr_tensor **grad_inputs;        /* set those that are needed, with the shape of the input */
+    tr_tensor **grad_inputs;        /* set those that are needed, with the shape, dtype and device of the
+                                       input; where one stays NULL, the op adds nothing to that gradient */
 } tr_backward_call;
 
 #define TR_OP_MAX_INPUTS 8
 #define TR_OP_MAX_OUTPUTS 8
 
+/* So that C++ compilers do not warn of a tr_op that leaves them out. */
+#ifdef __cplusplus
+#define TR__MAY_LACK = {}
+#else
+#define TR__MAY_LACK
+#endif
+
 /* An operation. A user's own is a `static const tr_op`; its forward runs on tensors of any strides that infer accepts. */
 typedef struct tr_op {
-    size_t size;                            /* sizeof(tr_op) */
+    size_t size;                            /* sizeof(tr_op); an op without it is refused */
     const char *name;                       /* "swish": errors and traces show it; kernels of devices are found by it */
-    size_t attrs_size;
+    size_t attrs_size TR__MAY_LACK;
     /* Checks inputs and gives each output its shape and dtype: tr_op_output(call, 0, shape, dtype). */
     tr_status (*infer)(tr_op_call *call);
     /* Computes the outputs on the CPU. */
     tr_status (*forward)(tr_op_call *call);
     /* Computes the gradients of the inputs; NULL: the op has none. May call ops (they are not recorded). */
-    tr_status (*backward)(tr_backward_call *call);
-    uint32_t saves_inputs, saves_outputs;   /* bit i: backward reads inputs[i], outputs[i] */
-    uint32_t flags;
+    tr_status (*backward)(tr_backward_call *call) TR__MAY_LACK;
+    uint32_t saves_inputs TR__MAY_LACK, saves_outputs TR__MAY_LACK; /* bit i: backward reads inputs[i], outputs[i] */
+    uint32_t flags TR__MAY_LACK;
 } tr_op;
 
 /* Cheap to compute again: its outputs are recomputed in backward rather than kept; of a chain of such ops every third is kept. */

@@ -199,7 +199,8 @@ typedef struct tr_evaluate_options {
 } tr_evaluate_options;
 /* Runs net in eval mode and without a graph over a whole epoch of the loader, from its start, and moves y to the
  * outputs' device. Afterwards its modules are in their former modes. Duplicates do not count, so any number of ranks
- * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it. */
+ * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it, with loaders over
+ * the same set: the score of sets that differ, which are not compared, mixes parts of them. */
 #define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 

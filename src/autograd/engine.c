@@ -268,16 +268,27 @@ static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
 
 /* ---- Running a node --------------------------------------------------------------------------------------------------------- */
 
+/* Whose backward it was, of an op that is not the library's own, and the likeliest cause of a NULL in it. */
+static tr_status failed_backward(const tr_op *op, tr_status status)
+{
+    if (tr__op_builtin(op)) return status;
+    const char *hint = strstr(tr_error_message(), " is NULL") ? " (it has the inputs and outputs that .saves_inputs and "
+                                                                ".saves_outputs name)" : "";
+    return tr__fail_context(status, "%s: its backward%s", op->name, hint);
+}
+
 static tr_status check_gradient(const tr__node *node, int i, const tr_tensor *g)
 {
-    TR__TRY(tr_status_of(g));
+    if (tr__bad(g)) return failed_backward(node->op, tr_status_of(g));
     const tr__input *input = &node->inputs[i];
     if (!tr_device_equal(tr__device_of(g), input->device))
         return tr__fail(TR_DEVICE, "%s: its backward gave input %d, on %s, a gradient on %s", node->op->name, i,
             tr_device_name(input->device, (char[16]){0}), tr_device_name(tr__device_of(g), (char[16]){0}));
-    if (tr__shape_equal(g->shape, input->shape) && g->dtype == input->dtype) return TR_OK;
-    return tr__fail(TR_SHAPE, "%s: its backward gave input %d, %s %s, a gradient of %s %s", node->op->name, i,
-        tr_dtype_name(input->dtype), TR__TEXT(input->shape), tr_dtype_name(g->dtype), TR__TEXT(g->shape));
+    bool fits = tr__shape_equal(g->shape, input->shape);
+    if (fits && g->dtype == input->dtype) return TR_OK;
+    return tr__fail(fits ? TR_DTYPE : TR_SHAPE, "%s: its backward gave input %d, %s %s, a gradient of another %s, %s %s",
+        node->op->name, i, tr_dtype_name(input->dtype), TR__TEXT(input->shape), fits ? "dtype" : "shape",
+        tr_dtype_name(g->dtype), TR__TEXT(g->shape));
 }
 
 static tr_status get_saved(const tr__saved *saved, int n, bool as_now, tr_tensor **out)

@@ -55,6 +55,7 @@ static tr_status check_direction(tr_grad_function f, tr_tensor *const *inputs, i
 
 tr_status tr_grad_check(tr_grad_function f, tr_tensor *const *inputs, int n, void *user, double tolerance)
 {
+    if (!f || (n > 0 && !inputs)) return tr__fail(TR_INVALID, "grad_check: the %s NULL", f ? "inputs are" : "function is");
     for (int i = 0; i < n; i++) {
         TR__TRY(tr_status_of(inputs[i]));
         if (inputs[i] && inputs[i]->requires_grad && inputs[i]->dtype != TR_F64)

@@ -98,6 +98,10 @@ static tr_status call_plain(tr_tensor *leaf, tr_tensor *grad, void *user, tr__ba
 
 int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)
 {
+    if (!hook) {
+        tr__fail(TR_INVALID, "grad_hook_add: the hook is NULL");
+        return -1;
+    }
     plain_hook *plain = malloc(sizeof *plain);
     if (!plain) return -1;
     *plain = (plain_hook){hook, user};

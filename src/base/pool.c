@@ -14,6 +14,7 @@ struct tr__pool {
     int threads;
     pthread_t *workers; /* threads - 1 */
     int started;
+    unsigned forks; /* of this process when the workers were started; a forked child has none of them */
 
     /* The loop at work. Written by the owner before `generation` is raised, read by workers after. */
     tr__pool_body body;
@@ -30,6 +31,25 @@ struct tr__pool {
     pthread_mutex_t lock; /* for sleeping */
     pthread_cond_t wake;
 };
+
+/* Process-wide: how often it has been forked, it and its parents since the first pool. */
+static atomic_uint forks;
+static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
+}
+
+static void count_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork); /* without memory for it, a child's loops wait for workers that it has not */
+}
+
+static inline bool has_workers(const tr__pool *pool)
+{
+    return pool->threads > 1 && pool->forks == atomic_load_explicit(&forks, memory_order_relaxed);
+}
 
 static inline void relax(void)
 {
@@ -91,7 +111,8 @@ tr__pool *tr__pool_new(int threads)
 {
     tr__pool *pool = aligned_alloc(TR__CACHE_LINE, tr__round_up(sizeof *pool, TR__CACHE_LINE));
     if (!pool) return NULL;
-    *pool = (tr__pool){.threads = threads < 1 ? 1 : threads, .busy = ATOMIC_FLAG_INIT};
+    pthread_once(&forks_once, count_forks);
+    *pool = (tr__pool){.threads = threads < 1 ? 1 : threads, .busy = ATOMIC_FLAG_INIT, .forks = atomic_load(&forks)};
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pool->workers = calloc((size_t)pool->threads, sizeof *pool->workers);
@@ -108,11 +129,13 @@ tr__pool *tr__pool_new(int threads)
 void tr__pool_free(tr__pool *pool)
 {
     if (!pool) return;
-    atomic_store(&pool->stopping, true);
-    raise_generation(pool);
-    for (int i = 0; i < pool->started; i++) pthread_join(pool->workers[i], NULL);
-    pthread_mutex_destroy(&pool->lock);
-    pthread_cond_destroy(&pool->wake);
+    if (has_workers(pool)) {
+        atomic_store(&pool->stopping, true);
+        raise_generation(pool);
+        for (int i = 0; i < pool->started; i++) pthread_join(pool->workers[i], NULL);
+        pthread_mutex_destroy(&pool->lock);
+        pthread_cond_destroy(&pool->wake);
+    }
     free(pool->workers);
     free(pool);
 }
@@ -126,7 +149,7 @@ void tr__pool_for(tr__pool *pool, int64_t n, int64_t grain, tr__pool_body body, 
 {
     if (n <= 0) return;
     if (grain < 1) grain = 1;
-    if (!pool || pool->threads == 1 || n <= grain || atomic_flag_test_and_set_explicit(&pool->busy, memory_order_acquire)) {
+    if (!pool || !has_workers(pool) || n <= grain || atomic_flag_test_and_set_explicit(&pool->busy, memory_order_acquire)) {
         body(arg, 0, n);
         return;
     }

@@ -269,8 +269,8 @@ tr_status tr__agree_once(tr_group *group, const char *what, tr__facts *facts)
 
 tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, size_t bytes)
 {
-    if (!name || (!value && bytes))
-        return tr__fail(TR_INVALID, "tr_agree: %s is NULL", name ? "the value" : "the name");
+    if (!group || !name || (!value && bytes))
+        return tr__fail(TR_INVALID, "tr_agree: %s is NULL", !group ? "the group" : name ? "the value" : "the name");
     if (bytes > MOST_BYTES)
         return tr__fail(TR_INVALID, "tr_agree: '%s' has %zu bytes, more than %d: compare its hash", name, bytes,
                         MOST_BYTES);

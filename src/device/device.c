@@ -127,6 +127,7 @@ static tr_status find_kind(const char *name, size_t length, const char *device, 
 
 tr_status tr_device_parse(const char *text, tr_device *out)
 {
+    if (!text || !out) return tr__fail(TR_INVALID, "device_parse: %s is NULL", text ? "out" : "the text");
     size_t length = strcspn(text, ":");
     char *end = (char *)text + length;
     long index = 0;

@@ -12,7 +12,8 @@
 
 static tr_tensor *missing_input(const tr_module *self, int n)
 {
-    return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
+    if (n == 1) return tr_tensor_fail(TR_INVALID, "%s: it takes one input, which is NULL", tr_module_name(self));
+    return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n);
 }
 
 static tr_tensor *layer_forward(tr_module *self, tr_tensor *const *inputs, int n)
@@ -230,6 +231,7 @@ static tr_tensor *sequential_forward(tr_module *self, tr_tensor *x)
 
 tr_module *tr_sequential_n(tr_module *const *modules, int n)
 {
+    if (n > 0 && !modules) return tr_module_fail(TR_INVALID, "sequential: the modules are NULL");
     tr_module *sequential = tr__layer_new("sequential", 0, sequential_forward);
     for (int i = 0; i < n; i++) {
         if (!modules[i]) return tr_module_fail(TR_INVALID, "sequential: module %d of %d is NULL", i, n);

@@ -188,6 +188,7 @@ static tr_module *child_of(const tr_module *module, const char *name, size_t len
 
 tr_module *tr_module_find(tr_module *module, const char *path)
 {
+    if (!path) return NULL;
     while (module && !module->object.error && *path) {
         size_t length = strcspn(path, ".");
         module = child_of(module, path, length);
@@ -337,7 +338,12 @@ static tr_status all_failed(tr_tensor *failed, tr_tensor **outputs, int n_output
 
 tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs)
 {
+    if (!outputs || (n > 0 && !inputs))
+        return tr__fail(TR_INVALID, "tr_forward_many: %s is NULL", outputs ? "inputs" : "outputs");
     if (!module) return all_failed(tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL"), outputs, n_outputs);
+    if (!tr__object_is(module, &tr__module_type))
+        return all_failed(tr_tensor_fail(TR_INVALID, "tr_forward: not a module, but a %s", module->object.type->name), outputs,
+            n_outputs);
     if (module->object.error) return all_failed(tr__tensor_pass(module), outputs, n_outputs);
     for (int i = 0; i < n; i++)
         if (tr__error_of(inputs[i])) return all_failed(tr__tensor_pass(inputs[i]), outputs, n_outputs);
@@ -358,7 +364,7 @@ tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr
 
 tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)
 {
-    tr_tensor *output;
+    tr_tensor *output = NULL;
     (void)!tr_forward_many(module, inputs, n, &output, 1);
-    return output;
+    return output ? output : tr__tensor_failed();
 }

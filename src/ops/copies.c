@@ -64,6 +64,7 @@ tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim)
 {
     tr_dim_attrs attrs;
     if (n < 1) return tr__tensor_fail(TR_INVALID, "cat: %d parts: it takes at least one", n);
+    if (!parts) return tr__tensor_fail(TR_INVALID, "cat: parts is NULL");
     for (int i = 0; i < n; i++) {
         if (!parts[i]) return tr__tensor_fail(TR_INVALID, "cat: part %d is NULL", i);
         if (tr__bad(parts[i])) return tr__tensor_pass(parts[i]);
@@ -75,6 +76,7 @@ tr_tensor *tr_cat(tr_tensor *const *parts, int n, int dim)
 tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
 {
     if (n < 1) return tr__tensor_fail(TR_INVALID, "stack: %d parts: it takes at least one", n);
+    if (!parts) return tr__tensor_fail(TR_INVALID, "stack: parts is NULL");
     tr_tensor **wider = malloc(sizeof(tr_tensor *) * (size_t)n), *stacked = NULL;
     if (!wider) return tr__tensor_fail(TR_NO_MEMORY, "stack: no memory for %d parts", n);
     for (int i = 0; i < n && !stacked; i++) {

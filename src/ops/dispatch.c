@@ -136,15 +136,30 @@ tr_status tr__compute(tr_op_call *call)
     tr_status inferred = call->op->infer(call);
     if (inferred == TR_NO_MEMORY) tr__fail_context(inferred, "%s", call->op->name); /* infer made the outputs */
     TR__TRY(inferred);
-    for (int i = 0; i < call->n_outputs; i++) {
-        if (!call->outputs[i]) return tr__fail(TR_INTERNAL, "%s: infer left output %d out", call->op->name, i);
+    for (int i = 0; i < call->n_outputs || i == 0; i++) {
+        if (!call->outputs[i])
+            return tr__fail(TR_INVALID, "%s: its infer did not make output %d: tr_op_output(call, %d, shape, dtype)",
+                call->op->name, i, i);
         TR__TRY(tr_status_of(call->outputs[i]));
     }
     return call->op->flags & TR__OP_VIEW ? TR_OK : run_kernel(call);
 }
 
+/* Of an op that is not the library's own. */
+static tr_status check_own_op(const tr_op *op)
+{
+    if (!op) return tr__fail(TR_INVALID, "tr_apply: the op is NULL");
+    if (!op->name) return tr__fail(TR_INVALID, "tr_apply: the op has no .name");
+    if (op->size < sizeof(tr_op))
+        return tr__fail(TR_INVALID, "%s: the op's .size is %zu: it is sizeof(tr_op), %zu", op->name, op->size, sizeof(tr_op));
+    if (op->infer && op->forward) return TR_OK;
+    return tr__fail(TR_INVALID, "%s: the op has no .%s", op->name, op->infer ? "forward" : "infer");
+}
+
 tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor **outputs)
 {
+    if (!tr__op_builtin(op) && check_own_op(op) != TR_OK) return tr__tensor_failed();
+    if (n_inputs > 0 && !inputs) return tr__tensor_fail(TR_INVALID, "%s: inputs is NULL", op->name);
     if (n_inputs < 0 || n_inputs > TR_OP_MAX_INPUTS)
         return tr__tensor_fail(TR_INVALID, "%s: %d inputs: an op has at most %d", op->name, n_inputs, TR_OP_MAX_INPUTS);
     for (int i = 0; i < n_inputs; i++)

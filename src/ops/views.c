@@ -145,6 +145,7 @@ static tr_tensor *missing(const char *what)
 tr_tensor *tr_permute(tr_tensor *x, const int *order, int n)
 {
     if (!x) return missing("permute");
+    if (n > 0 && !order) return tr__tensor_fail(TR_INVALID, "permute: the order is NULL");
     tr_permute_attrs attrs = {{0}};
     if (!tr__bad(x) && check_order(x, order, n, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);

@@ -35,6 +35,7 @@ static tr_status no_memory(void)
 
 tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
 {
+    if (!name) return tr__fail(TR_INVALID, "list_add: the name is NULL");
     if (!list) return tr__fail(TR_INVALID, "no list to add \"%s\" to", name);
     TR__TRY(tr_status_of(list));
     TR__TRY(tr_status_of(tensor));
@@ -131,6 +132,7 @@ int64_t tr_list_numel(const tr_tensor_list *list)
 
 tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char *value)
 {
+    if (!key || !value) return tr__fail(TR_INVALID, "list_set_metadata: the %s is NULL", key ? "value" : "key");
     if (!list) return tr__fail(TR_INVALID, "no list to set \"%s\" in", key);
     TR__TRY(tr_status_of(list));
     int number = tr__names_find(&list->keys, key);

@@ -393,6 +393,7 @@ tr_status tr_copy_out_element(int element, const tr_tensor *t, void *to, size_t 
         return tr__fail(TR_INVALID, "copy_out: %zu bytes given for %s of %s, which takes %zu", bytes, TR__TEXT(t->shape),
             tr_dtype_name(t->dtype), needed);
     if (!needed) return TR_OK;
+    if (!to) return tr__fail(TR_INVALID, "copy_out: the memory to copy to is NULL");
     TR_SCOPE;
     const tr_tensor *flat = t;
     if (!tr_is_contiguous(t)) {

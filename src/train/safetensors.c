@@ -205,6 +205,7 @@ tr_status tr__safetensors_save(const char *path, const tr_tensor_list *list, con
 
 tr_status tr_safetensors_save(const char *path, const tr_tensor_list *list)
 {
+    if (path && !list) return tr__fail(TR_INVALID, "safetensors_save: the list is NULL");
     return tr__safetensors_save(path, list, NULL, NULL);
 }
 

@@ -12,8 +12,26 @@ static tr_status count(tr_tensor *, tr_tensor *, void *user)
     return TR_OK;
 }
 
+static tr_status half_infer(tr_op_call *call)
+{
+    return tr_op_output(call, 0, tr_shape_of(call->inputs[0]), TR_F32);
+}
+
+static tr_status half_forward(tr_op_call *call)
+{
+    const float *x = static_cast<const float *>(tr_data(call->inputs[0]));
+    float *y = static_cast<float *>(tr_data(call->outputs[0]));
+    for (std::int64_t i = 0; i < tr_numel(call->inputs[0]); i++) y[i] = x[i] / 2;
+    return TR_OK;
+}
+
+static const tr_op half = {.size = sizeof(tr_op), .name = "half", .infer = half_infer, .forward = half_forward};
+
 int main()
 {
+    tr_tensor *six = tr_full(6, TR_SHAPE(1));
+    if (tr_item(tr_apply(&half, nullptr, &six, 1, nullptr)) != 3) return 1;
+
     tr_module *net = tr_sequential(tr_linear(4, 8, .no_bias = true, .seed = 1), tr_activation_layer(tr_relu), tr_linear(8, 3));
     tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-2, .weight_decay = 0.1);
     tr_sgd_options options{}; // what the macro fills in, by hand, as a binding does

@@ -364,6 +364,12 @@ static tr_status wrong_backward(tr_backward_call *call)
     return TR_OK;
 }
 
+static tr_status unsaved_backward(tr_backward_call *call)
+{
+    call->grad_inputs[0] = tr_mul(call->grad_outputs[0], call->inputs[0]);
+    return TR_OK;
+}
+
 static void a_wrong_backward_is_found(void **state)
 {
     (void)state;
@@ -372,7 +378,15 @@ static void a_wrong_backward_is_found(void **state)
         .backward = wrong_backward};
     tr_tensor *x = leaf(1);
     assert_int_equal(tr_backward(tr_sum(tr_apply(&wrong, NULL, &x, 1, NULL))), TR_SHAPE);
-    assert_non_null(strstr(tr_error_message(), "wrong: its backward"));
+    assert_string_equal(tr_error_message(), "wrong: its backward gave input 0, f64 [3], a gradient of another shape, f64 [7]");
+    tr_tensor *seven = tr_ones(TR_SHAPE(7), .requires_grad = true);
+    assert_int_equal(tr_backward(tr_sum(tr_apply(&wrong, NULL, &seven, 1, NULL))), TR_DTYPE);
+    assert_string_equal(tr_error_message(), "wrong: its backward gave input 0, f32 [7], a gradient of another dtype, f64 [7]");
+    static const tr_op unsaved = {.size = sizeof(tr_op), .name = "unsaved", .infer = one_infer, .forward = one_forward,
+        .backward = unsaved_backward};
+    assert_int_equal(tr_backward(tr_sum(tr_apply(&unsaved, NULL, &x, 1, NULL))), TR_INVALID);
+    assert_string_equal(tr_error_message(), "unsaved: its backward (it has the inputs and outputs that .saves_inputs and "
+                                            ".saves_outputs name): mul: input 1 is NULL");
 }
 
 /* ---- Arenas --------------------------------------------------------------------------------------------------------------- */

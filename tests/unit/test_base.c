@@ -394,6 +394,31 @@ static void every_iteration_runs_once(void **state)
     }
 }
 
+/* A forked child has none of the pool's threads: it computes alone, and does not wait for them, nor when it frees the pool. */
+static void a_forked_child_needs_no_workers(void **state)
+{
+    (void)state;
+    tr__pool *pool = tr__pool_new(3);
+    static marks m;
+    m.pool = pool;
+    tr__pool_for(pool, 5000, 10, mark, &m);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20);
+        tr__pool_for(pool, 5000, 10, mark, &m);
+        bool all = true;
+        for (int i = 0; i < 5000; i++) all &= m.seen[i] == 2;
+        tr__pool_free(pool);
+        _exit(all ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_int_equal(how, 0);
+    tr__pool_for(pool, 5000, 10, mark, &m);
+    for (int i = 0; i < 5000; i++) assert_int_equal(m.seen[i], 2);
+    tr__pool_free(pool);
+}
+
 static void *use_pool(void *arg)
 {
     marks *m = arg;
@@ -615,6 +640,7 @@ int main(void)
         cmocka_unit_test(the_end_of_a_loop_is_no_failure),
         cmocka_unit_test(names_are_known),
         cmocka_unit_test(every_iteration_runs_once),
+        cmocka_unit_test(a_forked_child_needs_no_workers),
         cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
         cmocka_unit_test(free_blocks_go_back_to_the_system),
