@@ -24,9 +24,14 @@ static int complete_options(void *self)
         tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
         return TR__EXIT_USAGE;
     }
-    bool ranks = b->ranks > 1 || getenv("RANK");
+    bool ranks = b->ranks > 1 || tr__is_rank(NULL, NULL, NULL);
     if (b->capture && ranks) {
         tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
+        return TR__EXIT_USAGE;
+    }
+    if (strcmp(b->backend, "mpi") == 0 && b->ranks > 1 && !tr__is_rank(NULL, NULL, NULL)) {
+        tr__complain(TR__BENCH, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d and "
+            "leave --ranks out, or leave --backend out", b->ranks);
         return TR__EXIT_USAGE;
     }
     if (strcmp(b->backend, "nccl") == 0 && strncmp(b->device, "cuda", 4) != 0) {
@@ -94,8 +99,8 @@ int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
     for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
     int code = tr__parse(job->syntax, &argc, argv);
     if (code < 0 && job->check) code = job->check(job->self);
-    if (code < 0)
-        code = *job->ranks > 1 && !getenv("RANK") ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, NULL) : job->rank(job->self);
+    bool launches = *job->ranks > 1 && !tr__is_rank(NULL, NULL, NULL);
+    if (code < 0) code = launches ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, NULL) : job->rank(job->self);
     free(given);
     return code;
 }

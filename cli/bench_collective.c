@@ -199,8 +199,9 @@ static tr_status open_limit(collective_run *r, int64_t most)
 {
     bool reduces = r->kind->kind == TR_ALL_REDUCE;
     if (r->world == 1 || !(reduces || r->kind->kind == TR_BROADCAST || r->kind->kind == TR_SEND)) return TR_OK;
-    const char *local = getenv("LOCAL_WORLD_SIZE");
-    bool one_host = local && atoi(local) == r->world;
+    int local;
+    tr_launched(NULL, NULL, &local);
+    bool one_host = local == r->world;
     if (one_host) return reduces ? tr__probe_open(r->group, most, &r->probe) : TR_OK;
     tr_status status = tr__bare_stream_open(r->group, &r->stream);
     return status == TR_OK && reduces ? tr__bare_ring_open(r->group, most, &r->ring) : status;

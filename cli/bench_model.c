@@ -8,6 +8,7 @@
 
 #include "clock.h"
 #include "options.h"
+#include "relaunch.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -307,7 +308,7 @@ int tr__bench_rank(void *bench)
     TR_SCOPE;
     const tr__bench *b = bench;
     bench_run r = {.bench = b, .world = 1};
-    if (getenv("RANK")) {
+    if (tr__is_rank(NULL, NULL, NULL)) {
         r.group = tr_join(.backend = b->backend);
         tr_status status = tr_status_of(r.group);
         if (status != TR_OK) return tr__bench_failed(status);

@@ -187,8 +187,9 @@ static tr_status measure_all(rpc_bench *b)
 /* Between ranks that do not share memory. */
 static tr_status open_stream(rpc_bench *b, tr_group *world)
 {
-    const char *local = getenv("LOCAL_WORLD_SIZE");
-    bool shares = local && atoi(local) == tr_world_size(world) && !b->transport;
+    int local;
+    tr_launched(NULL, NULL, &local);
+    bool shares = local == tr_world_size(world) && !b->transport;
     if (shares) return TR_OK;
     tr_status status = tr__bare_stream_open(world, &b->stream);
     if (status == TR_OK) status = tr__bare_stream_bounces(b->stream);

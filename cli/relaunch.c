@@ -3,6 +3,7 @@
 #include "options.h"
 #include "terminal.h"
 
+#include <trireme/comm.h>
 #include <trireme/launch.h>
 
 #include <limits.h>
@@ -30,6 +31,14 @@ static int conclude(const char *command, tr_status status, const tr_launch_repor
     else if (!told)
         tr__complain(command, "%s", tr_error_message());
     return TR__EXIT_FAILED;
+}
+
+bool tr__is_rank(int *rank, int *world_size, int *local_world_size)
+{
+    int world;
+    bool launched = tr_launched(rank, &world, local_world_size);
+    if (world_size) *world_size = world;
+    return launched && (world > 1 || getenv("RANK"));
 }
 
 int tr__relaunch(const char *command, const char *const *arguments, int ranks, int max_restarts, const char *const *env)

@@ -3,6 +3,7 @@
 
 #include "clock.h"
 #include "command.h"
+#include "relaunch.h"
 #include "system.h"
 
 #include <limits.h>
@@ -254,7 +255,7 @@ static int train(tr__train *t)
 static int train_model(tr__train *t, int argc, char **argv)
 {
     t->started_ns = start_of_process();
-    t->under_launcher = getenv("RANK") != NULL;
+    t->under_launcher = tr__is_rank(&t->rank, &t->world, &t->local_ranks);
     t->has_parent = t->under_launcher && getenv(TR__TRAIN_PARENT);
     const char *content = t->has_parent ? getenv(TR__TRAIN_CONTENT) : NULL;
     if (content) snprintf(t->content, sizeof t->content, "%s", content);

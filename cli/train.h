@@ -67,7 +67,8 @@ struct tr__train {
 
     tr__option options[TR__OPTIONS_MOST]; /* the command's, and which of them were among its arguments */
     uint64_t given;
-    bool under_launcher, has_parent; /* RANK is set; by `trireme train` */
+    bool under_launcher, has_parent; /* this is a rank; of `trireme train` */
+    int rank, world, local_ranks;    /* as the launcher says */
     int64_t started_ns;
     bool own_optimizer;  /* another one than the model's usual */
     int64_t parameters;  /* of the model; from check or trainer on */

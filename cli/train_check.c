@@ -11,13 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int64_t number_of_environment(const char *name, int64_t otherwise)
-{
-    const char *text = getenv(name);
-    int64_t number = text ? strtoll(text, NULL, 10) : 0;
-    return number > 0 ? number : otherwise;
-}
-
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
 
 /* What a checkpoint says is checked as what a user says is. */
@@ -119,7 +112,7 @@ int tr__train_content(tr__train *t, const char *content)
 
 int64_t tr__train_local_ranks(const tr__train *t)
 {
-    return t->under_launcher ? number_of_environment("LOCAL_WORLD_SIZE", 1) : t->ranks;
+    return t->under_launcher ? t->local_ranks : t->ranks;
 }
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
@@ -205,7 +198,7 @@ static int check_json(const tr__train *t)
 /* Rank 0 writes; the others only a profile, for which tr_fit() makes the folder. */
 static int check_files(tr__train *t)
 {
-    if (t->under_launcher && number_of_environment("RANK", 0) > 0) return -1;
+    if (t->under_launcher && t->rank > 0) return -1;
     int code = check_json(t);
     return code < 0 ? check_folder(t) : code;
 }
@@ -253,6 +246,9 @@ static int check_device(const tr__train *t)
 {
     tr_device device;
     if (tr_device_parse(t->device, &device) != TR_OK) return tr__train_failed(t, "--device: %s", tr_error_message());
+    if (strcmp(t->backend, "mpi") == 0 && t->ranks > 1 && !t->under_launcher)
+        return tr__train_failed(t, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d "
+                                   "and leave --ranks out, or leave --backend out", t->ranks);
     if (strcmp(t->backend, "nccl") == 0 && device.kind != TR_CUDA)
         return tr__train_failed(t, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
     return -1;
@@ -269,10 +265,9 @@ static int check_init(tr__train *t)
 
 int tr__train_check(tr__train *t)
 {
-    int64_t world = t->under_launcher ? number_of_environment("WORLD_SIZE", 1) : t->ranks;
+    int world = t->under_launcher ? t->world : t->ranks;
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
-        return tr__train_failed(t, "--ranks %d, but the launcher has started %" PRId64 ": leave --ranks out", t->ranks,
-                                world);
+        return tr__train_failed(t, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t);

@@ -58,6 +58,10 @@ typedef struct tr_join_options {
  * docs/communication.md says how ranks find and trust each other. */
 #define tr_join(...) TR__NEW0(tr_join, __VA_ARGS__)
 TR_API tr_group *tr_join_with(const tr_join_options *options);
+/* What the launcher that started this process, torchrun or Trireme's own, an mpirun or srun, says of it in the environment:
+ * tr_join() will make it that rank. False, and a world of one, without a launcher. What it does not say, or not as a number, is 0
+ * for the rank and 1 for the others; any pointer may be NULL. */
+TR_API bool tr_launched(int *rank, int *world_size, int *local_world_size);
 /* Waits for what is under way, says goodbye and closes; also after a failure. No other thread may be in a call on the group.
  * The group stays an object until its scope goes; later calls on it fail (TR_STATE). A process that ends without it has
  * died, as far as the others can see. */

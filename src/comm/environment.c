@@ -47,6 +47,24 @@ static tr_status read_ranks(const tr__launcher *l, tr__place *p)
     return TR_OK;
 }
 
+/* A variable's number; least where there is none. */
+static int number_or_least(const char *name, int least)
+{
+    const char *text = name ? getenv(name) : NULL;
+    char *end = NULL;
+    long number = text ? strtol(text, &end, 10) : 0;
+    return number > least && number <= TR__RANKS_MAX && !*end ? (int)number : least;
+}
+
+bool tr_launched(int *rank, int *world_size, int *local_world_size)
+{
+    const tr__launcher *l = tr__launcher_here();
+    if (rank) *rank = number_or_least(l ? l->rank : NULL, 0);
+    if (world_size) *world_size = number_or_least(l ? l->world_size : NULL, 1);
+    if (local_world_size) *local_world_size = number_or_least(l ? l->local_world_size : NULL, 1);
+    return l != NULL;
+}
+
 /* ---- Slurm's meeting place --------------------------------------------------------------------------------------- */
 
 /* "node[03-07,9].x,other" to "node03.x" */

@@ -94,6 +94,22 @@ for mpi in openmpi mpich; do
 done
 echo "tested with$tested"
 
+# The command is a rank of its mpirun, and one that MPI did not start has no ranks for MPI.
+case $tested in *$own*)
+    mpi=$own
+    cat "$SOURCE"/include/trireme/*.h >"$work/text"
+    (cd "$work" && launch 2 "$TRIREME" train gpt --backend mpi --data text --layers 1 --heads 1 --dim 16 --context 16 \
+        --batch 2 --steps 2 --threads 1 --plain --out trained --json trained.json) >"$work/out" 2>&1 ||
+        fail "train under mpirun: exit code $?"
+    grep -q '"ranks":[[:space:]]*2[^0-9]' "$work/trained.json" || fail "two trainings: $(cat "$work/trained.json")"
+    ! "$TRIREME" run -n 2 "$BUILD/process/collectives" where mpi >"$work/out" 2>&1 || fail "took two worlds of one for one"
+    grep -q 'started 2 ranks (WORLD_SIZE), and MPI sees 1: for the backend "mpi" start the program with mpirun' "$work/out" ||
+        fail "does not say that MPI did not start the ranks"
+    ! "$TRIREME" train gpt --backend mpi --data "$work/text" -n 2 >"$work/out" 2>&1 || fail "trained on ranks that MPI does not know"
+    grep -q -e '--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n 2' "$work/out" ||
+        fail "does not say how to start ranks of MPI"
+esac
+
 # A library that was built with one MPI, under the mpirun of the other.
 case $tested in *openmpi*mpich*)
     mpi=mpich

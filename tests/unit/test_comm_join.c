@@ -225,6 +225,36 @@ static void a_wrong_environment_is_told(void **state)
     set_environment((const char *const[8]){NULL});
 }
 
+/* What tr_launched() says under a launcher whose variables are these. */
+static void launched_is(const char *const variables_of[3], const char *const values[3], bool there, int number, int world, int local)
+{
+    for (int i = 0; i < 3; i++)
+        if (values[i]) setenv(variables_of[i], values[i], 1);
+    int found[3] = {-1, -1, -1};
+    assert_int_equal(tr_launched(&found[0], &found[1], &found[2]), there);
+    assert_int_equal(tr_launched(NULL, NULL, NULL), there);
+    assert_int_equal(found[0], number);
+    assert_int_equal(found[1], world);
+    assert_int_equal(found[2], local);
+    for (int i = 0; i < 3; i++) unsetenv(variables_of[i]);
+}
+
+static void launchers_are_known_before_joining(void **state)
+{
+    (void)state;
+    static const char *const torchrun[] = {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"};
+    static const char *const mpirun[] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+    static const char *const mpich[] = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"};
+    static const char *const srun[] = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"};
+    launched_is(torchrun, (const char *const[3]){NULL}, false, 0, 1, 1);
+    launched_is(torchrun, (const char *const[3]){"2", "4", "3"}, true, 2, 4, 3);
+    launched_is(torchrun, (const char *const[3]){"-1", "0", "2x"}, true, 0, 1, 1);
+    launched_is(mpirun, (const char *const[3]){"1", "8", "2"}, true, 1, 8, 2);
+    launched_is(mpich, (const char *const[3]){"3", "5", "5"}, true, 3, 5, 5);
+    launched_is(srun, (const char *const[3]){"6", "7", "9"}, true, 6, 7, 1);
+    launched_is(srun, (const char *const[3]){"6", NULL, "9"}, false, 0, 1, 1); /* the shell of a batch job */
+}
+
 static void one_rank_needs_nothing(void **state)
 {
     (void)state;
@@ -289,6 +319,7 @@ int main(void)
         cmocka_unit_test(world_sizes_must_agree),
         cmocka_unit_test(bad_options_are_told),
         cmocka_unit_test(a_wrong_environment_is_told),
+        cmocka_unit_test(launchers_are_known_before_joining),
         cmocka_unit_test(one_rank_needs_nothing),
         cmocka_unit_test(ranks_that_are_given_count),
     };

@@ -70,14 +70,18 @@ bool tr__mpi_launched(void)
     return getenv("PMI_RANK") || getenv("PMI_FD") || getenv("PMI_PORT");
 }
 
-/* What the launcher says must be what MPI sees. */
+/* What the launcher says must be what MPI sees: where MPI knows nothing of the launcher each process is a world of one to
+ * it, and each would train by itself. */
 static tr_status check_size(int size)
 {
     const tr__launcher *l = tr__launcher_here();
     int started = 1;
-    const char *text = l && l != &tr__torchrun ? getenv(l->world_size) : NULL;
+    const char *text = l ? getenv(l->world_size) : NULL;
     if (!text || tr__environment_number(l->world_size, text, 1, TR__RANKS_MAX, &started) != TR_OK || started == size)
         return TR_OK;
+    if (l == &tr__torchrun)
+        return tr__fail(TR_STATE, "a launcher that is not MPI's started %d ranks (%s), and MPI sees %d: for the backend \"mpi\" "
+            "start the program with mpirun, or leave that backend out", started, l->world_size, size);
     return tr__fail(TR_STATE, "%s started %d ranks (%s), but %s, which this library was built with, sees %d; start the "
         "program with that MPI's own mpirun or with srun --mpi=pmix, or build with -DTRIREME_MPI=openmpi or =mpich",
         l->name, started, l->world_size, tr__mpi_name(), size);
