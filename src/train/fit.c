@@ -35,7 +35,7 @@ typedef struct fit {
     bool profiling;
     tr__error *profile_error; /* NULL: none */
     int64_t start_ns, resumed_ns; /* of this call; and what earlier runs took */
-    int64_t saved_step;
+    int64_t saved_step;  /* the folder holds this training at that step; -1: at none that is known */
     int64_t back_step;   /* of the checkpoint that replicas went back to last; -1: none */
     int back_times;      /* how often in a row */
     int64_t skipped;     /* bad samples before this call */
@@ -108,6 +108,19 @@ static tr_status set_old_metrics_aside(const fit *f)
     return TR_OK;
 }
 
+/* Does the folder hold this step of this training? It does when the training was resumed from here; one that goes on from
+ * a checkpoint elsewhere has nothing here yet to end with or to go back to, or what another one has saved at that step. */
+static bool is_saved(const fit *f)
+{
+    const tr_trainer *t = f->trainer;
+    struct stat here;
+    char path[PATH_MAX];
+    int64_t step;
+    bool resumed_here = t->resumed_step == t->step && fstat(f->folder_fd, &here) == 0 &&
+        here.st_dev == t->resumed_from.st_dev && here.st_ino == t->resumed_from.st_ino;
+    return resumed_here && tr_checkpoint_find(f->options->folder, path, &step) == TR_OK && step == t->step;
+}
+
 /* Removes what a killed process was writing, and makes metrics and chart match the checkpoint that is resumed from. */
 static tr_status open_files(fit *f)
 {
@@ -118,6 +131,7 @@ static tr_status open_files(fit *f)
     TR__TRY(lock_folder(f));
     TR__TRY(tr__checkpoint_make_room(f->folder_fd, o->folder, t->step)); /* the first save may be hours away */
     tr__checkpoint_clear_away(f->folder_fd, o->folder);
+    if (is_saved(f)) f->saved_step = t->step;
     TR__TRY(set_old_metrics_aside(f));
     char path[PATH_MAX];
     TR__TRY(tr__path_join(path, o->folder, metrics_name));
@@ -331,6 +345,8 @@ static tr_status run(fit *f)
     }
     TR__TRY(begin_saving(f));
     TR__TRY(make_up_for_validation(f));
+    bool done = f->trainer->step >= f->until; /* before this call, but perhaps not in this folder */
+    if (done) TR__TRY(tr__trainer_agree(f->trainer, save(f), "save"));
     f->report->first_step_ms = 1e3 * seconds_since(f->start_ns);
     bool stop = false;
     while (f->trainer->step < f->until && !stop) {
@@ -445,7 +461,7 @@ tr_status tr_fit_with(const tr_fit_options *options)
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
         .back_step = -1,
-        .saved_step = options->folder && t->plan.resume ? t->step : -1,
+        .saved_step = -1,
         .skipped = tr_trainer_skipped(t),
         .folder_fd = -1,
         .report = report,

@@ -25,6 +25,8 @@ typedef struct plan {
     int64_t check_every, save_every;
     bool roll_back;
     const char *folder; /* NULL: none */
+    const char *from;   /* the folder of the checkpoint that it goes on from; NULL: none */
+    int64_t stop_at;
     const char *words;  /* of the failure; NULL: none is to come */
     int rolled_back;
     bool spoil; /* the newest checkpoint is damaged at the same time */
@@ -98,9 +100,10 @@ static tr_status train(run_of *r, tr_group *group)
     tr_dataset *set = make_set();
     tr_trainer *trainer = tr_classifier_trainer(r->net, set, .validation = set, .group = group, .global_batch = 9,
                                                 .steps = STEPS, .workers = 1, .clip = 1, .optimizer = make_optimizer,
-                                                .user = r, .check_replicas = p->check_every);
+                                                .user = r, .check_replicas = p->check_every, .resume = p->from);
     return tr_fit(trainer, .folder = r->number ? NULL : p->folder, .save_every = r->number ? 0 : p->save_every,
-                  .validate_every = 6, .roll_back = p->roll_back, .on_step = on_step, .user = r, .report = &r->report);
+                  .stop_at = p->stop_at, .validate_every = 6, .roll_back = p->roll_back, .on_step = on_step, .user = r,
+                  .report = &r->report);
 }
 
 /* Of all that training has made. */
@@ -254,6 +257,34 @@ static void a_training_goes_back_and_ends_as_if_nothing_had_been(void **state)
     warnings_end();
 }
 
+static void begin_and_go_on_elsewhere(rank *r)
+{
+    const plan *plans = r->arg, undisturbed = {.odd = -1, .check_every = CHECK_EVERY};
+    TR_SCOPE;
+    run_of begun = {.plan = &plans[0], .number = r->number}, gone_on = {.plan = &plans[1], .number = r->number};
+    run_of whole = {.plan = &undisturbed, .number = r->number};
+    OK(train(&begun, r->group));
+    OK(train(&gone_on, r->group));
+    OK(train(&whole, r->group));
+    CHECK(gone_on.report.rolled_back == 1);
+    CHECK(hash_of(&gone_on) == hash_of(&whole));
+}
+
+/* The folder that it is saved into is another one than that of the checkpoint that it goes on from. */
+static void a_training_that_goes_on_elsewhere_goes_back_to_its_start(void **state)
+{
+    (void)state;
+    const char *from = files_path("began"), *to = files_path("went_on");
+    const plan plans[] = {
+        {.odd = -1, .check_every = CHECK_EVERY, .folder = from, .stop_at = 8},
+        {1, 10, "3.weight", .roll_back = true, .check_every = CHECK_EVERY, .folder = to, .from = from},
+    };
+    warnings_keep();
+    run(3, begin_and_go_on_elsewhere, plans);
+    warnings_end();
+    WARNED("going back from step 12 to the checkpoint of step 8");
+}
+
 /* The newest checkpoint is damaged meanwhile: the one before it is gone back to. */
 static void damage_to_a_checkpoint_is_passed_over(void **state)
 {
@@ -336,6 +367,7 @@ int main(void)
         cmocka_unit_test(what_differs_is_not_saved),
         cmocka_unit_test(nothing_is_compared_when_it_is_off),
         cmocka_unit_test(a_training_goes_back_and_ends_as_if_nothing_had_been),
+        cmocka_unit_test(a_training_that_goes_on_elsewhere_goes_back_to_its_start),
         cmocka_unit_test(damage_to_a_checkpoint_is_passed_over),
         cmocka_unit_test(going_back_has_an_end),
         cmocka_unit_test(going_back_needs_checks_and_a_folder),

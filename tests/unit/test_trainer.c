@@ -236,6 +236,21 @@ static void leftovers_of_a_kill_go_with_the_next_run(void **state)
           folder);
 }
 
+/* What a run goes on from elsewhere, its own folder holds at its end too, also where no step was left to do. */
+static void a_run_that_goes_on_from_elsewhere_is_saved(void **state)
+{
+    (void)state;
+    char from[96], to[96];
+    snprintf(from, sizeof from, "%s/from", folder);
+    snprintf(to, sizeof to, "%s/to", folder);
+    train_alone((rank){.folder = from, .stop_at = 4});
+    assert_int_equal(train_alone((rank){.folder = to, .options.resume = from, .stop_at = 4}).steps, 4);
+    shell("cmp %s/checkpoint-4/model.safetensors %s/checkpoint-4/model.safetensors", from, to);
+    shell("touch -d 2001-01-01 %s/checkpoint-4", to); /* what the folder holds already is not saved again */
+    train_alone((rank){.folder = to, .options.resume = to, .stop_at = 4});
+    shell("test \"$(date -r %s/checkpoint-4 +%%Y)\" = 2001", to);
+}
+
 static void forget_manifest(int64_t step)
 {
     shell("cd %s/checkpoint-%d && rm manifest.json && LC_ALL=C sed -i 's/\"trireme.save\"/\"trireme.none\"/' *.safetensors", folder,
@@ -509,6 +524,7 @@ int main(void)
         TEST(an_uneven_share_is_weighed),
         TEST(a_resumed_run_is_as_an_unbroken_one),
         TEST(leftovers_of_a_kill_go_with_the_next_run),
+        TEST(a_run_that_goes_on_from_elsewhere_is_saved),
         TEST(the_history_is_the_checkpoints),
         TEST(a_checkpoint_without_a_history_goes_on),
         TEST(wrong_numbers_of_a_checkpoint_are_refused),
