@@ -36,13 +36,16 @@ static tr_status map_memory(tr__remote *r)
 {
     struct stat info;
     if (fstat(r->memory_fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at a worker's memory");
-    if ((size_t)info.st_size == r->bytes) return TR_OK;
+    size_t bytes = (size_t)info.st_size;
+    if (bytes == r->bytes) return TR_OK;
     if (r->memory) munmap(r->memory, r->bytes);
-    r->bytes = (size_t)info.st_size;
-    r->memory = mmap(NULL, r->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->memory_fd, 0);
-    if (r->memory != MAP_FAILED) return TR_OK;
     r->memory = NULL;
-    return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map %zu bytes", r->bytes);
+    r->bytes = 0;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->memory_fd, 0);
+    if (memory == MAP_FAILED) return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map %zu bytes", bytes);
+    r->memory = memory;
+    r->bytes = bytes;
+    return TR_OK;
 }
 
 /* As large as a batch will be, where that is known. */
@@ -229,6 +232,7 @@ tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most,
 {
     *batch = (tr__batch_result){0};
     if (!r->running) TR__TRY(start(r, recipe, most));
+    if (!r->memory) TR__TRY(map_memory(r)); /* there was no room when the last batch made it grow */
     if (recipe->begun) atomic_fetch_add_explicit(recipe->begun, 1, memory_order_relaxed);
     memcpy(r->memory, recipe->indices, (size_t)recipe->count * sizeof *recipe->indices);
     tr__remote_request request = {.seed = recipe->seed, .count = recipe->count, .once = recipe->once};

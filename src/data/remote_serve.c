@@ -42,12 +42,15 @@ static tr_status map_memory(server *s)
 {
     struct stat info;
     if (fstat(s->memory_fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at the memory for batches");
+    size_t bytes = (size_t)info.st_size;
     if (s->memory) munmap(s->memory, s->bytes);
-    s->bytes = (size_t)info.st_size;
-    s->memory = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memory_fd, 0);
-    if (s->memory != MAP_FAILED) return TR_OK;
     s->memory = NULL;
-    return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map the memory for batches");
+    s->bytes = 0;
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memory_fd, 0);
+    if (memory == MAP_FAILED) return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map the memory for batches, %zu bytes", bytes);
+    s->memory = memory;
+    s->bytes = bytes;
+    return TR_OK;
 }
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
@@ -95,12 +98,13 @@ static tr_status put_skips(server *s, const tr__skips *skips, tr__remote_answer 
 
 static void answer_one(server *s, const tr__remote_request *request, tr__remote_answer *answer)
 {
-    tr__batch_result batch;
+    tr__batch_result batch = {0};
+    tr_status status = s->memory ? TR_OK : map_memory(s); /* there was no room when the last batch made it grow */
     s->recipe.indices = (const int64_t *)s->memory;
     s->recipe.count = request->count;
     s->recipe.once = request->once;
     s->recipe.seed = request->seed;
-    tr_status status = tr__batch_make(&s->recipe, &batch);
+    if (status == TR_OK) status = tr__batch_make(&s->recipe, &batch);
     if (status == TR_OK) status = put(s, &batch, answer);
     if (status != TR_OK) snprintf(answer->message, sizeof answer->message, "%s", tr_error_message());
     answer->status = status;

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -182,6 +183,47 @@ static void test_a_process_that_dies_is_told(void **state)
     }
 }
 
+/* Sample 5 is of 64 MiB. */
+static tr_status one_is_large(const tr_sample *samples, int64_t count, void *user, tr_sample *batch)
+{
+    if (user || count != 1) return tr_fail(TR_INVALID, "%d samples", (int)count);
+    float number = ((float *)tr_data(samples[0].x))[0];
+    batch->x = tr_full(number, TR_SHAPE(number == 5 ? 16 << 20 : 1));
+    return TR_OK;
+}
+
+/* Lets this process map only so much more. */
+static void limit_memory(struct rlimit *before)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_int_equal(fscanf(f, "%ld", &pages), 1);
+    fclose(f);
+    assert_int_equal(getrlimit(RLIMIT_AS, before), 0);
+    struct rlimit less = {(rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (32 << 20), before->rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_AS, &less), 0);
+}
+
+static void test_memory_that_cannot_be_mapped_is_an_error(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_loader *loader = tr_loader_new(numbers(sound), .batch = 1, .workers = 1, .prefetch = 1, .processes = true,
+        .collate = one_is_large);
+    struct rlimit before;
+    tr_batch b;
+    TR_CHECK(tr_loader_next(loader, &b)); /* the process has been started, with no limit of its own */
+    limit_memory(&before);
+    for (int i = 1; i < 5; i++) TR_CHECK(tr_loader_next(loader, &b));
+    assert_failed(tr_loader_next(loader, &b), TR_NO_MEMORY, "cannot map 6");
+    assert_failed(tr_loader_next(loader, &b), TR_NO_MEMORY, "cannot map 6"); /* it is as large as it was */
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+    (void)!tr_loader_next(loader, &b); /* perhaps it was begun under the limit */
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_int_equal(b.indices[0], 8);
+    assert_true(((float *)tr_data(b.x))[0] == 8);
+}
+
 static void test_a_dataset_that_cannot_be_made_there(void **state)
 {
     (void)state;
@@ -310,6 +352,7 @@ int main(void)
         cmocka_unit_test(test_batches_of_any_size),
         cmocka_unit_test(test_errors_name_the_sample),
         cmocka_unit_test(test_a_process_that_dies_is_told),
+        cmocka_unit_test(test_memory_that_cannot_be_mapped_is_an_error),
         cmocka_unit_test(test_a_dataset_that_cannot_be_made_there),
         cmocka_unit_test(test_what_processes_cannot_do),
         cmocka_unit_test(test_loaders_end_in_mid_epoch),
