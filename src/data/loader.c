@@ -58,6 +58,7 @@ struct tr_loader {
     int64_t length, duplicates, batches;
     tr__batch_result current;   /* what was handed out last */
     int64_t skipped;     /* bad samples, in what was handed out */
+    bool hangs;          /* a worker does, as far as is known */
     unsigned char *told; /* a bit for each sample of the set that the log has named as bad; NULL: none yet */
     tr__stop_wanted stop_wanted; /* or NULL */
     void *stop_user;
@@ -186,14 +187,20 @@ static tr_status begin_epoch(tr_loader *l)
     return TR_OK;
 }
 
-/* Waits for the batches that are being made, and drops all that are not handed out. */
+/* Waits for the batches that are being made, and drops all that are not handed out. Where a worker hangs processes are ended
+ * instead; others are started for the next batches. */
 static void end_epoch(tr_loader *l)
 {
+    bool ends_processes = l->hangs && l->wake >= 0;
     atomic_store(&l->give_up, true);
     pthread_mutex_lock(&l->lock);
     l->batches = 0;
+    if (ends_processes) (void)eventfd_write(l->wake, 1);
     while (l->busy) pthread_cond_wait(&l->made, &l->lock);
     pthread_mutex_unlock(&l->lock);
+    eventfd_t count;
+    if (ends_processes) (void)eventfd_read(l->wake, &count);
+    l->hangs = false;
     atomic_store(&l->give_up, false);
     for (int i = 0; i < l->capacity; i++) empty_slot(&l->slots[i]);
     l->under_way = false;
@@ -337,6 +344,7 @@ static tr_status take(tr_loader *l, tr__batch_result *batch)
     slot *s = &l->slots[l->delivered % l->capacity];
     pthread_mutex_lock(&l->lock);
     tr_status waited = await(l, s);
+    l->hangs = waited != TR_OK;
     if (waited != TR_OK) {
         pthread_mutex_unlock(&l->lock);
         return waited;

@@ -240,5 +240,6 @@ tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most,
     tr__remote_answer answer;
     tr_status status = receive(r, wake, &answer);
     if (status == TR_END) return died(r, recipe);
+    if (status == TR_CANCELLED) tr__remote_end(r); /* else the batch would come as the answer to the next request */
     return status == TR_OK ? take(r, &answer, recipe, batch) : status;
 }

@@ -1,6 +1,8 @@
 /* Loaders whose workers are processes: the same batches as of threads, errors, deaths, and nothing left behind. */
 #include "files.h"
 
+#include "data/loader.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +33,7 @@ static void assert_failed(tr_status got, tr_status status, const char *part)
 
 typedef struct plan {
     int64_t count;
-    int64_t fail_at, kill_at, exit_at; /* -1: at none */
+    int64_t fail_at, kill_at, exit_at, hang_at; /* -1: at none */
     bool only_here;                    /* other processes cannot make it */
 } plan;
 
@@ -41,6 +43,7 @@ static tr_status get(const tr_sample_call *call, tr_sample *out)
     if (call->index == p->fail_at) return tr_fail(TR_IO, "cannot read number %d", (int)call->index);
     if (call->index == p->kill_at && !here) kill(getpid(), SIGKILL);
     if (call->index == p->exit_at && !here) _exit(7);
+    while (call->index == p->hang_at && !here) pause();
     tr_tensor *noise = tr_rand(call->seed, TR_SHAPE(1));
     out->x = tr_cat((tr_tensor *[]){tr_full((double)call->index, TR_SHAPE(1)), noise}, 2, 0);
     out->y = tr_scalar(here ? -1 : getpid(), TR_I64);
@@ -63,7 +66,7 @@ static tr_dataset *numbers(plan p)
     return tr_dataset_from(make, &p, sizeof p);
 }
 
-static const plan sound = {.count = 50, .fail_at = -1, .kill_at = -1, .exit_at = -1};
+static const plan sound = {.count = 50, .fail_at = -1, .kill_at = -1, .exit_at = -1, .hang_at = -1};
 
 static void assert_no_child(void)
 {
@@ -224,6 +227,31 @@ static void test_memory_that_cannot_be_mapped_is_an_error(void **state)
     assert_true(((float *)tr_data(b.x))[0] == 8);
 }
 
+static bool wants_to_stop(void *user)
+{
+    (void)user;
+    return true;
+}
+
+/* Once it is known that one hangs, which takes five seconds, another epoch is not kept waiting by it. */
+static void test_another_epoch_ends_a_process_that_hangs(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    plan p = sound;
+    p.hang_at = 13;
+    tr_loader *loader = tr_loader_new(numbers(p), .batch = 10, .workers = 2, .prefetch = 1, .processes = true);
+    tr_batch b;
+    TR_CHECK(tr_loader_next(loader, &b));
+    tr__loader_stop_when(loader, wants_to_stop, NULL);
+    assert_failed(tr_loader_next(loader, &b), TR_CANCELLED, "one of them hangs");
+    TR_CHECK(tr_loader_set_epoch(loader, 1));
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_int_equal(b.indices[0], 0);
+    assert_true(((float *)tr_data(b.x))[2 * 9] == 9);
+    tr__loader_stop_when(loader, NULL, NULL);
+}
+
 static void test_a_dataset_that_cannot_be_made_there(void **state)
 {
     (void)state;
@@ -353,6 +381,7 @@ int main(void)
         cmocka_unit_test(test_errors_name_the_sample),
         cmocka_unit_test(test_a_process_that_dies_is_told),
         cmocka_unit_test(test_memory_that_cannot_be_mapped_is_an_error),
+        cmocka_unit_test(test_another_epoch_ends_a_process_that_hangs),
         cmocka_unit_test(test_a_dataset_that_cannot_be_made_there),
         cmocka_unit_test(test_what_processes_cannot_do),
         cmocka_unit_test(test_loaders_end_in_mid_epoch),
