@@ -65,6 +65,8 @@ typedef struct tr__job {
     bool heard;           /* from another node: the same signal to this launcher itself is not a second one */
     bool stopped;         /* and a rank has ended by it */
     bool gave_up;         /* the user did not want to wait */
+    bool clean;           /* the latest sweep found nothing, */
+    double clean_since;   /* at this time */
     bool swept;           /* nothing of the job is alive */
     tr__error *error;     /* a rank, or another guard, could not be started: why; NULL: all could */
     unsigned long oom_kills; /* at the start */

@@ -27,6 +27,8 @@ static const double moment_seconds = 0.3, default_grace_seconds = 1.0, kill_seco
 static const double leash_moment_seconds = 3.0; /* ranks on a leash are launchers, which take some time to agree */
 static const double at_once_seconds = 0.1; /* between two signals that are one */
 static const uint64_t tick_ms = 20; /* how often deadlines are looked at, once there are any */
+static const double sweep_pause_seconds = 0.01;
+static const uint64_t sweep_pause_ms = 11; /* that, and what the loop's clock is rounded by */
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
@@ -150,13 +152,21 @@ static void on_death(uv_poll_t *poll, int status, int events)
     check_death(poll->data);
 }
 
-/* Ends what the ranks have left behind; true when there is nothing, or nothing that can be ended. */
+/* Ends what the ranks have left behind; true when there is nothing, or nothing that can be ended. A process shows no environment in
+ * the middle of an exec, and one that was forked meanwhile may be missed: so nothing has to be found twice in a row. */
 static bool sweep(tr__job *j)
 {
+    double now = tr__launch_now();
+    if (j->clean && now < j->clean_since + sweep_pause_seconds) return false;
     int again = j->stage == KILLING ? SIGKILL : 0; /* for what was forked meanwhile */
     if (again) signal_groups(j, again);
-    if (!tr__sweep(j->groups, j->started, j->mark, again)) return true;
-    bool late = tr__launch_now() > j->deadline;
+    bool was_clean = j->clean;
+    j->clean = !tr__sweep(j->groups, j->started, j->mark, again);
+    if (j->clean) {
+        j->clean_since = now;
+        return was_clean;
+    }
+    bool late = now > j->deadline;
     if (j->stage == KILLING) return late;
     if (j->stage < ENDING) enter(j, ENDING);
     else if (late) enter(j, KILLING);
@@ -387,7 +397,8 @@ static void supervise(tr__job *j)
         bool ended = step(j);
         if (step_nodes(j, ended) && ended) break;
         bool timed = j->ticking || j->stage != RUNNING || !j->running;
-        if (timed && !uv_is_active((uv_handle_t *)&j->timer)) uv_timer_start(&j->timer, on_tick, tick_ms, tick_ms);
+        uint64_t first_ms = j->clean ? sweep_pause_ms : tick_ms;
+        if (timed && !uv_is_active((uv_handle_t *)&j->timer)) uv_timer_start(&j->timer, on_tick, first_ms, tick_ms);
         uv_run(&j->loop, UV_RUN_ONCE);
     }
 }
