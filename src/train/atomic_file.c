@@ -67,7 +67,7 @@ static void sweep(const tr__atomic_file *f)
     if (folder) closedir(folder);
 }
 
-/* A sweep may remove the file before it is locked: then try another name. */
+/* A sweep may remove the file before it is locked, or is about to when it holds the lock itself: then try another name. */
 static int make_temporary(tr__atomic_file *f, mode_t mode)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
@@ -78,8 +78,10 @@ static int make_temporary(tr__atomic_file *f, mode_t mode)
         if (f->fd < 0 && errno == EEXIST) continue;
         if (f->fd < 0) return errno;
         struct stat s;
-        flock(f->fd, LOCK_EX | LOCK_NB); /* where there are no locks, leftovers are kept or taken by the next sweep */
-        if (fstat(f->fd, &s) == 0 && s.st_nlink > 0) return 0;
+        /* Where there are no locks, leftovers are kept or taken by the next sweep. */
+        bool contested = flock(f->fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+        if (!contested && fstat(f->fd, &s) == 0 && s.st_nlink > 0) return 0;
+        if (contested) unlinkat(f->folder_fd, f->temporary, 0);
         close(f->fd);
         f->fd = -1;
     }

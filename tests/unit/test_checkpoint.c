@@ -336,6 +336,24 @@ static void a_kill_at_any_time_leaves_a_good_one(void **state)
     assert_int_equal(newest(), before + 1);
 }
 
+/* Each looks for what killed writers have left, and may meet the other's new file. */
+static void several_write_one_file(void **state)
+{
+    (void)state;
+    enum { WRITERS = 8, TIMES = 300 };
+    for (int i = 0; i < WRITERS; i++) {
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid > 0) continue;
+        for (int k = 0; k < TIMES; k++)
+            if (tr_write_file(in_folder("same.json"), "{}\n", 3) != TR_OK) _exit(1);
+        _exit(0);
+    }
+    int failed = 0, how;
+    while (wait(&how) > 0) failed += !WIFEXITED(how) || WEXITSTATUS(how) != 0;
+    assert_int_equal(failed, 0);
+}
+
 static void a_full_disk_leaves_the_old_one(void **state)
 {
     (void)state;
@@ -617,6 +635,7 @@ int main(void)
         TEST(the_same_step_can_be_saved_again),
         TEST(leftovers_of_a_killed_save_do_no_harm),
         TEST(a_kill_at_any_time_leaves_a_good_one),
+        TEST(several_write_one_file),
         TEST(a_full_disk_leaves_the_old_one),
         TEST(damage_is_named),
         TEST(a_resumed_file_is_as_an_unbroken_one),
