@@ -34,9 +34,15 @@ static tr_status compose(const tr_cluster *c, const char *program, tr__text *tex
     if (program) {
         tr__text_add(text, "; cd");
         tr__text_quote(text, folder);
-        tr__text_add(text, " && command -v");
+        tr__text_add(text, " && { command -v");
         tr__text_quote(text, program);
-        tr__text_add(text, " >/dev/null && echo program");
+        tr__text_add(text, " >/dev/null");
+        size_t length = strlen(program);
+        if (length > 3 && !strcmp(program + length - 3, ".py")) { /* the launcher gives it to python3 */
+            tr__text_add(text, " || test -f");
+            tr__text_quote(text, program);
+        }
+        tr__text_add(text, "; } && echo program");
     }
     return tr__text_status(text);
 }

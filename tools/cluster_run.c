@@ -97,8 +97,9 @@ static tr_status compose(run *r, int i)
     tr__text_quote(&t, r->job);
     if (r->options.timeout_ms) tr__text_add(&t, " --timeout %d", (r->options.timeout_ms - 1) / 1000 + 1);
     if (c->count > 1) {
-        tr__text_add(&t, " --nnodes %d --node-rank %d --rendezvous-timeout %g --rendezvous", c->count, i,
-            (r->options.rendezvous_ms ? r->options.rendezvous_ms : 300000) / 1e3);
+        int ms = r->options.rendezvous_ms ? r->options.rendezvous_ms : 300000;
+        tr__text_add(&t, " --nnodes %d --node-rank %d --rendezvous-timeout %d.%03d --rendezvous", c->count, i, ms / 1000,
+            ms % 1000);
         char at[300];
         snprintf(at, sizeof at, strchr(c->hosts[0].address, ':') ? "[%s]:%d" : "%s:%d", c->hosts[0].address, r->port);
         tr__text_quote(&t, at);

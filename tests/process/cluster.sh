@@ -74,6 +74,14 @@ says out 'far                  ok      1 slots'
 ! cluster check --hosts hosts --ssh ./refuses sh >out || fail "check of a host that refuses"
 says out 'far cannot be reached: user@far: Permission denied (publickey).: it would ask for a password'
 
+# A Python program of this folder is run by python3, and so need not be one that can be executed.
+echo 'import os; print("python", os.environ["WORLD_SIZE"])' >hello.py
+cluster check --slots 2 hello.py >out || fail "check of a Python program"
+cluster start --slots 2 hello.py >out 2>err || fail "start of a Python program"
+says out '[1] python 2'
+! cluster check --slots 2 none.py >out || fail "check finds a Python program that is not there"
+says out 'has no program none.py'
+
 cluster start --timeout 77 sh -c 'echo "waits $TRIREME_TIMEOUT"' >out 2>err || fail "start --timeout"
 says out 'waits 77'
 
