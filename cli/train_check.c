@@ -50,9 +50,10 @@ int tr__train_restore(tr__train *t)
     if (!name || strcmp(name, t->model) != 0 || !content)
         return tr__train_failed(t, "%s was not written by `trireme %s`, which alone can go on with it", path,
                                 t->command);
+    char word[PATH_MAX];
     if (tr_check_finite(model) != TR_OK)
         return tr__train_failed(t, "--resume: %s: %s. Going on would not mend that: remove the checkpoint, and those before it that "
-                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), t->out);
+                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), tr__shell_word(t->out, word, sizeof word));
     snprintf(t->content, sizeof t->content, "%s", content);
     int code = -1;
     const tr__setting *s;

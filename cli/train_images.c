@@ -201,8 +201,9 @@ static int check(tr__train *t, int64_t world)
     if (!t->eval_every) t->eval_every = (int)epoch;
     if (!t->save_every) t->save_every = (int)epoch;
     char content[sizeof t->content];
-    snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " images of %" PRId64 " classes, %dx%dx%d", training,
-             validation, m->images.classes, p->channels, p->size, p->size);
+    snprintf(content, sizeof content, "%" PRId64 " + %" PRId64 " images of %" PRId64 " classes, %dx%dx%d, %08" PRIx64 " %08" PRIx64,
+             training, validation, m->images.classes, p->channels, p->size, p->size, tr_dataset_hash(m->images.training),
+             tr_dataset_hash(m->images.validation));
     return tr__train_content(t, content);
 }
 

@@ -40,6 +40,13 @@ void tr__dataset_sum(tr_dataset *set, tr__content *content)
         content->computed = true;
 }
 
+uint64_t tr_dataset_hash(tr_dataset *set)
+{
+    tr__content content = {0};
+    if (set && !tr__error_of(set)) tr__dataset_sum(set, &content);
+    return content.crc32c;
+}
+
 /* ---- Samples ----------------------------------------------------------------------------------------------------- */
 
 uint64_t tr__sample_seed(uint64_t epoch_seed, int64_t index)

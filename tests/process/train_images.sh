@@ -161,4 +161,13 @@ refuses 1 "a batch of 2 images cannot be shared out over 3 ranks" lenet --data d
 refuses 2 "--epochs and --steps say the same" lenet --data digits --steps 3 --epochs 3 --out x
 refuses 1 "was started with --momentum 0.9: leave --momentum out" lenet --resume --out one --momentum 0.5
 refuses 1 "is not what the training in one was started with" lenet --resume --out one --data half
+refuses 1 "is not what the training in one was started with" lenet --resume --out one --data wrong # as many, with other labels
 refuses 1 "was not written by \`trireme train resnet18\`" resnet18 --resume --out one
+
+# Checkpoints once said how many images there are, and not which: these go on, too.
+train lenet --data digits --batch 6 --steps 4 --stop-at 2 --out old
+(cd old/checkpoint-2 && rm manifest.json && LC_ALL=C sed -i 's/"trireme.save"/"trireme.none"/
+    s/\(images of 2 classes, 1x28x28\), [0-9a-f]\{8\} [0-9a-f]\{8\}"/\1"                   /' ./*.safetensors)
+grep -q 'images of 2 classes, 1x28x28"' old/checkpoint-2/model.safetensors || fail "the test does not make an old checkpoint"
+train lenet --resume --out old
+[ -d old/checkpoint-4 ] || fail "an old checkpoint does not go on"
