@@ -38,6 +38,23 @@ void tr__print_line(int fd, const char *prefix, const char *line, size_t length)
     }
 }
 
+const char *tr__shell_word(const char *word, char *text, size_t bytes)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@%=";
+    if (*word && !word[strspn(word, plain)]) return word;
+    size_t used = 0;
+    for (const char *at = word; used + 8 < bytes; at++) { /* what stands in '…' means itself; a ' is written '\'' */
+        if (at == word) text[used++] = '\'';
+        if (!*at) {
+            strcpy(text + used, "'");
+            return text;
+        }
+        if (*at == '\'') used = (size_t)(stpcpy(text + used, "'\\''") - text);
+        else text[used++] = *at;
+    }
+    return "";
+}
+
 static void print_warning(tr_log_level level, const char *message, void *command)
 {
     (void)level;

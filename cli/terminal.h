@@ -17,6 +17,10 @@ int tr__terminal_width(int fd);
  * disk) is lost: a job is worth more than its output. The line may hold any bytes. */
 void tr__print_line(int fd, const char *prefix, const char *line, size_t length);
 
+/* The word as a shell is to be given it: itself, or in quotes where the shell would divide or change it; "" where it has
+ * no room. */
+const char *tr__shell_word(const char *word, char *text, size_t bytes);
+
 /* From now on the library's warnings go to stderr, as "trireme COMMAND: …", also on a line that a progress bar has begun.
  * command: borrowed. */
 void tr__print_warnings(const char *command);

@@ -1,6 +1,8 @@
 /* What can be known to go wrong is said once, before anything is started. */
 #include "train.h"
 
+#include "terminal.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -51,9 +53,10 @@ int tr__train_restore(tr__train *t)
         return tr__train_failed(t, "%s was not written by `trireme %s`, which alone can go on with it", path,
                                 t->command);
     char word[PATH_MAX];
+    const char *out = tr__shell_word(t->out, word, sizeof word);
     if (tr_check_finite(model) != TR_OK)
         return tr__train_failed(t, "--resume: %s: %s. Going on would not mend that: remove the checkpoint, and those before it that "
-                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), tr__shell_word(t->out, word, sizeof word));
+                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), out);
     snprintf(t->content, sizeof t->content, "%s", content);
     int code = -1;
     const tr__setting *s;
@@ -104,7 +107,9 @@ static int check_texts(const tr__train *t)
 
 int tr__train_content(tr__train *t, const char *content)
 {
-    if (t->resume && strcmp(content, t->content) != 0)
+    size_t length = strlen(t->content); /* of images checkpoints once said how many there are, and no more */
+    bool same = strncmp(content, t->content, length) == 0 && (!content[length] || content[length] == ',');
+    if (t->resume && !same)
         return tr__train_failed(t, "--resume: %s is not what the training in %s was started with (%s then, %s now)",
                                 t->data, t->out, t->content, content);
     snprintf(t->content, sizeof t->content, "%s", content);

@@ -1,6 +1,9 @@
 /* `trireme train gpt`: language modelling, which predicts the next token. */
 #include "train_text.h"
 
+#include "terminal.h"
+
+#include <limits.h>
 #include <stdio.h>
 
 static tr_module *build(const tr__language_size *s)
@@ -37,7 +40,8 @@ static const tr_rename names[] = {
 
 static void advise(const tr__train *t)
 {
-    printf("Try: trireme sample --from %s --prompt \"…\"\n", t->out);
+    char word[PATH_MAX];
+    printf("Try: trireme sample --from %s --prompt \"…\"\n", tr__shell_word(t->out, word, sizeof word));
 }
 
 static const tr__language_preset presets[] = {

@@ -231,8 +231,9 @@ static void conclude(const run *r)
         printf("Replicas differed, and went back to a checkpoint: %" PRId64 " times; the warnings above say where\n",
             f->rolled_back);
     printf("Saved in %s/checkpoint-%" PRId64 "\n", t->out, step);
+    char word[PATH_MAX];
     if (step < t->steps)
-        printf("Go on with: trireme %s --resume --out %s\n", t->command, t->out);
+        printf("Go on with: trireme %s --resume --out %s\n", t->command, tr__shell_word(t->out, word, sizeof word));
     else if (t->kind->advise)
         t->kind->advise(t);
 }

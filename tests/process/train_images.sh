@@ -171,3 +171,9 @@ train lenet --data digits --batch 6 --steps 4 --stop-at 2 --out old
 grep -q 'images of 2 classes, 1x28x28"' old/checkpoint-2/model.safetensors || fail "the test does not make an old checkpoint"
 train lenet --resume --out old
 [ -d old/checkpoint-4 ] || fail "an old checkpoint does not go on"
+
+# The command that is printed works for a folder that a shell has to be given in quotes.
+train lenet --data digits --batch 6 --steps 4 --stop-at 2 --out "it's \$two words"
+next=$(sed -n 's/^Go on with: trireme train lenet //p' out)
+eval "train lenet $next"
+[ -d "it's \$two words/checkpoint-4" ] || fail "the printed command does not go on: $next"
