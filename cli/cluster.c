@@ -16,7 +16,7 @@
 
 typedef struct settings {
     const char *hosts, *ssh, *command, *state, *job;
-    int slots, port, rank, timeout;
+    int slots, port, rank, timeout, max_restarts;
     double patience;
     bool detach, follow;
 } settings;
@@ -84,7 +84,8 @@ static int run(tr_cluster *cluster, const settings *s, const char *const *argv, 
 {
     tr_launch_report report;
     tr_status status = tr_cluster_run(cluster, argv, .job = s->job, .output = output, .pass_signals = true, .report = &report,
-        .port = s->port, .rendezvous_ms = (int)(s->patience * 1000), .timeout_ms = s->timeout * 1000);
+        .port = s->port, .rendezvous_ms = (int)(s->patience * 1000), .timeout_ms = s->timeout * 1000,
+        .max_restarts = s->max_restarts);
     if (status == TR_OK) return TR__EXIT_OK;
     if (output) tr__complain("cluster start", "%s", tr_error_message());
     return status == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;
@@ -123,6 +124,8 @@ static int start(int argc, char **argv)
         {"rendezvous-timeout", 0, "SECONDS", "how long hosts wait for each other", TR__NUMBER(&s.patience, 0.1, 86400)},
         {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
          TR__INTEGER(&s.timeout, 1, INT_MAX / 1000)},
+        {"max-restarts", 0, "N", "how often to start all ranks again after one failed",
+         TR__INTEGER(&s.max_restarts, 0, INT_MAX)},
         {"detach", 0, NULL, "go on in the background, and print the job's name", TR__FLAG(&s.detach)},
         {0}};
     const tr__syntax syntax = {"cluster start", "PROGRAM [ARGUMENT…]",

@@ -85,6 +85,11 @@ says out 'has no program none.py'
 cluster start --timeout 77 sh -c 'echo "waits $TRIREME_TIMEOUT"' >out 2>err || fail "start --timeout"
 says out 'waits 77'
 
+cluster start --slots 2 --max-restarts 1 sh -c '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 3; echo again' >out 2>err ||
+    fail "start --max-restarts"
+says out '[1] again'
+says err 'all ranks are started again, time 1 of 1'
+
 cluster start --slots 3 --job words sh -c 'echo "$RANK of $WORLD_SIZE: it'\''s \"$0\" $1"' 'a  b' '$HOME' >out 2>err || fail "start"
 sort out >sorted
 printf "[0] 0 of 3: it's \"a  b\" \$HOME\n[1] 1 of 3: it's \"a  b\" \$HOME\n[2] 2 of 3: it's \"a  b\" \$HOME\n" | cmp -s - sorted ||

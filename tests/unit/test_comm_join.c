@@ -226,14 +226,14 @@ static void a_wrong_environment_is_told(void **state)
 }
 
 /* What tr_launched() says under a launcher whose variables are these. */
-static void launched_is(const char *const variables_of[3], const char *const values[3], bool there, int rank, int world, int local)
+static void launched_is(const char *const variables_of[3], const char *const values[3], bool there, int number, int world, int local)
 {
     for (int i = 0; i < 3; i++)
         if (values[i]) setenv(variables_of[i], values[i], 1);
     int found[3] = {-1, -1, -1};
     assert_int_equal(tr_launched(&found[0], &found[1], &found[2]), there);
     assert_int_equal(tr_launched(NULL, NULL, NULL), there);
-    assert_int_equal(found[0], rank);
+    assert_int_equal(found[0], number);
     assert_int_equal(found[1], world);
     assert_int_equal(found[2], local);
     for (int i = 0; i < 3; i++) unsetenv(variables_of[i]);
