@@ -156,10 +156,12 @@ static tr_status say_not_finite(const tr_trainer *t, const tr__origin *origins, 
  * them. Returns whether that is so of all ranks. */
 static bool put_ranks(const tr_trainer *t, char text[TEXT])
 {
-    int *bad = calloc((size_t)t->world_size, sizeof *bad), count = 0;
     char ranks[TR__RANKS_TEXT];
+    int count = 0;
     *text = 0;
-    if (t->world_size == 1 || !bad) return true;
+    if (t->world_size == 1) return true;
+    int *bad = calloc((size_t)t->world_size, sizeof *bad);
+    if (!bad) return true;
     for (int rank = 0; rank < t->world_size; rank++)
         if (!isfinite(t->said[rank].own)) bad[count++] = rank;
     if (count)
