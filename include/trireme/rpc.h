@@ -361,7 +361,10 @@ TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
  *   TR_TIMEOUT  it did not show in time the shared memory that a message of its named.
  * It has stopped all the same, and a program that goes on without a lost worker takes this for success. One that drops its agent
  * without tr_rpc_stop() has stopped, and is not lost. When nothing happens for the agent's timeout, the log function is told whom
- * all wait for (TR_LOG_WARN); a worker that does not answer for as long is given up, on all: TR_TIMEOUT, with its name. Values of
+ * all wait for (TR_LOG_WARN); a worker that does not answer for as long is given up, on all: TR_TIMEOUT, with its name. So is,
+ * with its name and its worker's, a function that still runs when all have called tr_rpc_stop() and, for the agent's timeout, nobody
+ * has waited for a call and no function has ended: its caller has given it up. One that is to run for longer needs a caller that
+ * waits as long (the call's .timeout_ms). The agent lasts until it has returned, and so must what it uses. Values of
  * this one that others still refer to then are told to the log function, too; all references end with it. Later calls fail
  * (TR_STATE), and so does it when it is called twice, or by a function that runs for another worker. */
 TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);

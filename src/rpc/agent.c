@@ -15,7 +15,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { FINISH_MS = 5000 }; /* how long an agent that ends waits until all workers have taken what is for them */
+enum { FINISH_MS = 5000 };   /* how long an agent that ends waits until all workers have taken what is for them */
+enum { FUNCTION_MS = 1000 }; /* the same, when it was given up, for functions that still run */
 
 /* ---- Checks ------------------------------------------------------------------------------------------------------ */
 
@@ -241,18 +242,20 @@ bool tr__rpc_end_links(tr_rpc *rpc)
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
-/* No thread of ours is left after it, and no call. */
-static void close_agent(tr_rpc *rpc, bool politely)
+/* Does a function run that does not end soon, though its calls have failed? */
+static bool function_stays(tr_rpc *rpc)
 {
-    tr__rpc_end_replies(rpc);
-    int64_t until = tr__now_ns() + FINISH_MS * (int64_t)1000000;
-    for (int i = 0; i < rpc->world && politely; i++) /* who was waited for in vain is sent what goes out at once */
-        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i], tr__drain_gave_up(rpc, i) ? 0 : until);
-    tr__rpc_end_clock(rpc);
-    tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
-    tr__error *why = tr__error_take();
-    /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
-    for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
+    char busy[TR__RPC_BUSY];
+    for (int ms = 0; tr__rpc_busy(rpc, busy), busy[0]; ms++) {
+        if (ms == FUNCTION_MS) return true;
+        usleep(1000);
+    }
+    return false;
+}
+
+/* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
+static void end_threads(tr_rpc *rpc)
+{
     tr__rpc_end_threads(rpc);
     pthread_mutex_lock(&rpc->reading);
     rpc->deaf = true;
@@ -267,6 +270,21 @@ static void close_agent(tr_rpc *rpc, bool politely)
         tr__inbound_free(m);
     }
     rpc->first = rpc->last = NULL;
+}
+
+/* No call is left after it, and no thread of ours, unless a function is `stuck`: then they go with the agent. */
+static void close_agent(tr_rpc *rpc, bool politely, bool stuck)
+{
+    tr__rpc_end_replies(rpc);
+    int64_t until = tr__now_ns() + FINISH_MS * (int64_t)1000000;
+    for (int i = 0; i < rpc->world && politely; i++) /* who was waited for in vain is sent what goes out at once */
+        if (rpc->links[i].stream) tr__link_finish(&rpc->links[i], tr__drain_gave_up(rpc, i) ? 0 : until);
+    tr__rpc_end_clock(rpc);
+    tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+    tr__error *why = tr__error_take();
+    for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
+    rpc->outlived = stuck && function_stays(rpc);
+    if (!rpc->outlived) end_threads(rpc);
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         if (atomic_load(&link->gone)) continue;
@@ -300,7 +318,8 @@ static void destroy(void *self)
     tr_rpc *rpc = self;
     if (!rpc->has_locks) return;
     TR__KEEP_ERROR;
-    if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false);
+    if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false, false);
+    if (rpc->outlived) end_threads(rpc);
     if (rpc->refs) tr__refs_free(rpc);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
     free_links(rpc);
@@ -348,13 +367,13 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
     if (tr_rpc_current() == rpc)
         return tr__fail(TR_STATE, "tr_rpc_stop: called by a function that runs for another worker, which it would wait for");
     if (atomic_exchange(&rpc->stopped, true)) return tr__fail(TR_STATE, "tr_rpc_stop: it has stopped already");
-    uint64_t wait = tr__rpc_record_sleep(rpc, -1, "tr_rpc_stop()");
+    rpc->stop_record = tr__rpc_record_sleep(rpc, -1, "tr_rpc_stop()");
     tr_status status = tr__drain(rpc);
-    tr__rpc_record_end(rpc, wait);
+    tr__rpc_record_end(rpc, rpc->stop_record);
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     tr__refs_report(rpc);
-    close_agent(rpc, true);
-    tr__refs_free(rpc);
+    close_agent(rpc, true, status == TR_TIMEOUT);
+    if (!rpc->outlived) tr__refs_free(rpc);
     tr__error_restore(why);
     return status;
 }

@@ -142,6 +142,15 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
     char name[];
 } tr__rpc_entry;
 
+/* A function that runs for a worker: on its thread's stack. */
+typedef struct tr__rpc_run {
+    struct tr__rpc_run *next;
+    const char *function;
+    int from;
+} tr__rpc_run;
+
+enum { TR__RPC_BUSY = 192 }; /* room for: "head" for worker 0 ("front") */
+
 enum { TR__RPC_CALL_BUCKETS = 1024, TR__RPC_FUNCTION_BUCKETS = 64 };
 
 /* Where workers of this host ring. */
@@ -195,6 +204,9 @@ struct tr_rpc {
     atomic_int sleeping;          /* threads of ours */
     int threads, blocked;         /* blocked: of ours that wait for a call */
     pthread_t *handles;           /* [TR__RPC_THREADS_MOST] */
+    tr__rpc_run *runs;            /* the latest first */
+    uint64_t runs_ended;
+    bool outlived;                 /* a function outlived tr_rpc_stop(): what it needs goes with the agent */
 
     pthread_mutex_t reading;      /* who looks into rings and streams */
     bool deaf;                    /* under `reading`: nobody does any more, as the group is being left */
@@ -222,12 +234,17 @@ struct tr_rpc {
     bool stopping, ended;         /* tr_rpc_stop() is called here; all are done */
     uint64_t round;               /* of questions that we ask */
     struct tr__rpc_answer {
-        uint64_t round, calls;
+        uint64_t round, calls, runs_ended;
         int state;
         int64_t heard;
         bool given_up;            /* and has not answered since */
-    } *answers;                   /* [world] */
+        char busy[TR__RPC_BUSY];  /* what it runs; "": nothing */
+    } *answers;                   /* [world]; our own, too, while we ask */
     int64_t moved;                /* when something happened last */
+    int64_t stuck_since;          /* all have stopped, nobody waits for a call, and yet functions run; 0: it is not so */
+    uint64_t stuck_ended;         /* how many had ended then, everywhere */
+    uint64_t stop_record;         /* tr_rpc_stop()'s in the flight record */
+    bool stop_names;              /* it names whom it waits for */
     tr_status end_status;         /* what tr_rpc_stop() returns: TR_OK, TR_TIMEOUT when somebody was given up, or why a */
     char end_text[512];           /* worker was lost; and its message */
 };
@@ -310,6 +327,8 @@ tr__rpc_reader tr__rpc_read_from(tr__rpc_inbound *m, tr__rpc_take_in *t);
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
 /* From here on deferred replies are dropped. */
 void tr__rpc_end_replies(tr_rpc *rpc);
+/* The function that has run longest here, and for whom; "": none runs. Returns how many have ended so far. */
+uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY]);
 
 /* ---- serve.c ----------------------------------------------------------------------------------------------------- */
 

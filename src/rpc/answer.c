@@ -5,6 +5,7 @@
 
 #include <limits.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,7 +92,7 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
     tr_rpc *rpc = o->rpc;
     bool hooked = o->function && tr__rpc_is_hooked(rpc, o->function) && !o->kept;
     tr__rpc_note note = hooked ? o->note : (tr__rpc_note){0};
-    if (o->note.bytes && o->note.bytes < TR__RPC_NOTE && !atomic_load(&rpc->has_hooks)) { /* the caller is to know it went unread */
+    if (o->note.bytes && o->note.bytes < TR__RPC_NOTE && !atomic_load(&rpc->has_hooks)) { /* it went unread */
         note = o->note;
         note.data[note.bytes++] = 0;
     }
@@ -279,6 +280,31 @@ static tr_status carry_out(serving *s)
     return run_function(s);
 }
 
+static void set_running(tr_rpc *rpc, tr__rpc_run *run, bool runs)
+{
+    pthread_mutex_lock(&rpc->queue_lock);
+    tr__rpc_run **at = &rpc->runs;
+    while (!runs && *at != run) at = &(*at)->next;
+    if (runs) run->next = *at;
+    *at = runs ? run : run->next;
+    rpc->runs_ended += !runs;
+    pthread_mutex_unlock(&rpc->queue_lock);
+}
+
+uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY])
+{
+    text[0] = 0;
+    pthread_mutex_lock(&rpc->queue_lock);
+    const tr__rpc_run *run = rpc->runs;
+    while (run && run->next) run = run->next;
+    if (run)
+        snprintf(text, TR__RPC_BUSY, "\"%.64s\" for worker %d (\"%s\")", run->function + (run->function[0] == '.'), run->from,
+            rpc->links[run->from].name);
+    uint64_t ended = rpc->runs_ended;
+    pthread_mutex_unlock(&rpc->queue_lock);
+    return ended;
+}
+
 static void serve(serving *s)
 {
     TR_SCOPE;
@@ -286,7 +312,12 @@ static void serve(serving *s)
     tr_status status = read_request(s);
     bool entered = status == TR_OK && tr__rpc_is_hooked(s->owed.rpc, s->owed.function);
     if (entered) enter(&s->owed, true);
-    if (status == TR_OK) status = carry_out(s);
+    if (status == TR_OK) {
+        tr__rpc_run run = {.function = s->owed.function, .from = s->m->from};
+        set_running(s->owed.rpc, &run, true);
+        status = carry_out(s);
+        set_running(s->owed.rpc, &run, false);
+    }
     if (s->deferred && status != TR_OK)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
     else if (!s->deferred && (!s->m->cancelled || s->owed.kept)) /* who has a value kept must hear when it can be dropped */

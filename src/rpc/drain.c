@@ -8,6 +8,9 @@
  * way for as long as the agent's timeout, the log is told whom all wait for; only on a worker that does not answer for as long
  * the asker gives up, and tells all who it was. The others ask the asker now and then, and treat it in the same way.
  *
+ * A function whose caller waits may take as long as the call. When all have stopped and nobody waits for a call any more, what
+ * still runs was given up by its caller: if none ends for the agent's timeout, the asker gives up in the same way, and names it.
+ *
  * A worker that is gone is not waited for, but unless it had stopped the asker tells all that it was lost: a worker that
  * serves others makes no call that could tell it so, and may hear of the end first.
  */
@@ -81,11 +84,11 @@ static int state_of(tr_rpc *rpc, uint64_t *calls)
     return (idle && stopped ? DONE : 0) | (stopped ? STOPPED : 0) | (has_calls ? CALLS : 0);
 }
 
-static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t *number, const char *text)
+static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t numbers[2], const char *text)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
-    if (number) tr__rpc_write_u64(&w, *number);
+    for (int i = 0; numbers && i < 2; i++) tr__rpc_write_u64(&w, numbers[i]);
     if (text) tr__rpc_write_text(&w, text);
     tr_status sent = tr__rpc_send(rpc, to, frame, &w);
     (void)sent; /* a worker that is gone is not waited for */
@@ -96,21 +99,28 @@ static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t *numbe
 
 static void hear_question(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
-    uint64_t calls;
-    int state = state_of(rpc, &calls);
-    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = state}, &calls, NULL);
+    uint64_t numbers[2]; /* calls, and functions that have ended */
+    char busy[TR__RPC_BUSY];
+    int state = state_of(rpc, &numbers[0]);
+    numbers[1] = tr__rpc_busy(rpc, busy);
+    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = state}, numbers, busy);
 }
 
 static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
-    uint64_t calls = 0;
-    if (m->frame.body != sizeof calls) return;
-    memcpy(&calls, m->body, sizeof calls);
+    uint64_t numbers[2];
+    if (m->frame.body < sizeof numbers) return;
+    memcpy(numbers, m->body, sizeof numbers);
+    tr__rpc_reader r = {.at = m->body + sizeof numbers, .end = m->body + m->frame.body};
+    const char *busy = tr__rpc_read_text(&r);
+    uint64_t calls = numbers[0];
     pthread_mutex_lock(&rpc->drain_lock);
     struct tr__rpc_answer *a = &rpc->answers[m->from];
     int64_t now = tr__now_ns();
     if (calls != a->calls || m->frame.status & CALLS) rpc->moved = now;
-    *a = (struct tr__rpc_answer){.round = m->frame.id, .calls = calls, .state = m->frame.status, .heard = now};
+    *a = (struct tr__rpc_answer){.round = m->frame.id, .calls = calls, .runs_ended = numbers[1], .state = m->frame.status,
+        .heard = now};
+    snprintf(a->busy, sizeof a->busy, "%s", busy ? busy : "");
     pthread_cond_broadcast(&rpc->drain_changed);
     pthread_mutex_unlock(&rpc->drain_lock);
 }
@@ -195,9 +205,51 @@ static bool should_remind(tr_rpc *rpc)
 
 static void remind(const tr_rpc *rpc, char text[TEXT], int worker, int state)
 {
+    char runs[TR__RPC_BUSY + 16];
+    const char *busy = rpc->answers[worker].busy;
+    snprintf(runs, sizeof runs, "still runs %s", busy);
     if (state & DONE) return;
     name(rpc, text, "waiting, after", worker,
-        state & STOPPED ? "still runs a function, or waits for an acknowledgement" : "has not called it");
+        !(state & STOPPED) ? "has not called it" : *busy ? runs : "still runs a function, or waits for an acknowledgement");
+}
+
+/* Whoever reads the flight record is to see what a worker runs that this one waits for. */
+static void record_busy(tr_rpc *rpc, int worker)
+{
+    char text[2 * TR__RPC_BUSY];
+    if (rpc->stop_names) return;
+    snprintf(text, sizeof text, "tr_rpc_stop(): \"%s\" runs %s", rpc->links[worker].name, rpc->answers[worker].busy);
+    tr__rpc_record_end(rpc, rpc->stop_record);
+    rpc->stop_record = tr__rpc_record_sleep(rpc, worker, text);
+    rpc->stop_names = true;
+}
+
+/* Under the lock, after a round: do functions run that nobody waits for, and none has ended for too long? */
+static void look_at_functions(tr_rpc *rpc, bool idle)
+{
+    int first = -1; /* that runs one */
+    uint64_t ended = 0;
+    bool stuck = !idle;
+    for (int i = 0; i < rpc->world; i++) {
+        const struct tr__rpc_answer *a = &rpc->answers[i];
+        if (atomic_load(&rpc->links[i].gone)) continue;
+        stuck &= (a->state & (STOPPED | CALLS)) == STOPPED;
+        ended += a->runs_ended;
+        if (first < 0 && a->busy[0]) first = i;
+    }
+    if (!stuck || first < 0 || !rpc->stuck_since || ended != rpc->stuck_ended) {
+        rpc->stuck_since = stuck && first >= 0 ? tr__now_ns() : 0;
+        rpc->stuck_ended = ended;
+        return;
+    }
+    if (tr__now_ns() - rpc->stuck_since > ASK_MS * (int64_t)1000000) record_busy(rpc, first);
+    if (rpc->end_status != TR_OK || !is_overdue(rpc, rpc->stuck_since)) return;
+    rpc->end_status = TR_TIMEOUT;
+    for (int i = 0; i < rpc->world; i++) {
+        char runs[TR__RPC_BUSY + 64];
+        snprintf(runs, sizeof runs, "still runs %s, whose call has ended", rpc->answers[i].busy);
+        if (!atomic_load(&rpc->links[i].gone) && rpc->answers[i].busy[0]) name(rpc, rpc->end_text, "given up after", i, runs);
+    }
 }
 
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */
@@ -236,6 +288,9 @@ static bool ask_all(tr_rpc *rpc, uint64_t *sum)
     uint64_t round = ++rpc->round;
     int64_t asked = tr__now_ns();
     if (state & CALLS) rpc->moved = asked;
+    struct tr__rpc_answer *own = &rpc->answers[rpc->rank];
+    own->state = state;
+    own->runs_ended = tr__rpc_busy(rpc, own->busy);
     pthread_mutex_unlock(&rpc->drain_lock);
     tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_ASK, .id = round}, NULL);
     pthread_mutex_lock(&rpc->drain_lock);
@@ -251,6 +306,7 @@ static bool ask_all(tr_rpc *rpc, uint64_t *sum)
         idle &= a->round == round && a->state & DONE;
         *sum += a->calls;
     }
+    look_at_functions(rpc, idle);
     pthread_mutex_unlock(&rpc->drain_lock);
     if (text[0]) tr__log(TR_LOG_WARN, "%s", text);
     return idle;
@@ -296,6 +352,7 @@ static void look_at_asker(tr_rpc *rpc, int asker)
 {
     const struct tr__rpc_answer *a = &rpc->answers[asker];
     char text[TEXT] = "";
+    if ((a->state & (STOPPED | CALLS)) == STOPPED && a->busy[0]) record_busy(rpc, asker);
     if (!(a->state & STOPPED) && should_remind(rpc)) remind(rpc, text, asker, a->state); /* of others it knows more */
     pthread_mutex_unlock(&rpc->drain_lock);
     if (text[0]) tr__log(TR_LOG_WARN, "%s", text);

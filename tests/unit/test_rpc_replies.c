@@ -485,6 +485,63 @@ static void values_that_stay_are_made_later(void **state)
     run_both(2, owe_references);
 }
 
+/* ---- Functions that never return ------------------------------------------------------------------------------------ */
+
+static atomic_int let_go;
+
+static tr_status block(void)
+{
+    while (!atomic_load(&let_go)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return TR_OK;
+}
+TR_RPC(block, RETURNS(NONE));
+
+static tr_status slow(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 900000000}, NULL);
+    return TR_OK;
+}
+TR_RPC(slow, RETURNS(NONE));
+
+/* Its caller has given it up: tr_rpc_stop() ends on both, and says what still runs where. One whose caller waits may be slow.
+ * arg: the rank that it runs on. */
+static void stop_beside_a_function(rank *r)
+{
+    int at = *(const int *)r->arg;
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = 400);
+    OK(tr_status_of(rpc));
+    OK(tr_rpc_register(rpc, &block_rpc));
+    OK(tr_rpc_register(rpc, &slow_rpc));
+    OK(tr_barrier(r->group));
+    if (r->number != at) {
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = tr_rpc_name(rpc, at), .function = "block", .timeout_ms = 50};
+        CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        c.function = "slow";
+        c.timeout_ms = JOIN_MS;
+        CHECK(tr_status_of(tr_rpc_async_with(&c)) == TR_OK); /* under way in tr_rpc_stop() */
+    }
+    OK(tr_barrier(r->group));
+    CHECK(tr_rpc_stop(rpc) == TR_TIMEOUT);
+    char who[160];
+    snprintf(who, sizeof who, "worker %d (\"worker%d\") still runs \"block\" for worker %d (\"worker%d\"), whose call has ended",
+        at, at, 1 - at, 1 - at);
+    SAYS(who);
+    CHECK(!strstr(tr_error_message(), "slow"));
+    OK(tr_barrier(r->group)); /* the group is sound */
+    OK(tr_leave(r->group));
+    atomic_store(&let_go, 1);
+}
+
+static void a_function_that_never_returns_holds_no_stop_up(void **state)
+{
+    (void)state;
+    for (int at = 0; at < 2; at++) {
+        atomic_store(&let_go, 0);
+        run(2, stop_beside_a_function, &at);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -497,6 +554,7 @@ int main(void)
         cmocka_unit_test(ten_thousand_are_owed_at_once),
         cmocka_unit_test(one_thread_is_enough),
         cmocka_unit_test(values_that_stay_are_made_later),
+        cmocka_unit_test(a_function_that_never_returns_holds_no_stop_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
