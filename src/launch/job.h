@@ -15,8 +15,9 @@
 #include <signal.h>
 
 /*
- * A job goes through these stages, always forwards, each time that its ranks are started. After a failure the others get a moment to fail by themselves, for
- * what they then say is worth reading; then they are asked to end, then killed. With the default grace that is 1.3 s.
+ * A job goes through these stages, always forwards, each time that its ranks are started. After a failure the others get a moment to
+ * fail by themselves, for what they then say is worth reading; then they are asked to end, then killed. With the default grace that
+ * is 1.3 s.
  */
 typedef enum tr__job_stage { RUNNING, SETTLING, ENDING, KILLING } tr__job_stage;
 
