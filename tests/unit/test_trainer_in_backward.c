@@ -475,8 +475,8 @@ static void rows_that_had_been_updated_are_told(void **state)
     ((double *)tr_data(tr_list_find(list, "0.bias")))[BAD] = 0;
     for (int class = 0; class < 3; class++) next[class * OUTSIDE + BAD] = 1e200;
     double before[] = {weight[0], weight[(size_t)UPDATED * INSIDE - 1], weight[(size_t)UPDATED * INSIDE]};
-    assert_says(take_step(&t, 0), "step 1: the gradients' norm is inf; the gradient of \"0.weight\" is the first in backward whose "
-        "norm is not finite, when 2 of the 4 parameters had been updated, and the first 3072 rows of this one");
+    assert_says(take_step(&t, 0), "step 1: the gradients' norm is inf; the gradient of \"0.weight\" (linear, [4096, 2048]) is the first "
+        "in backward whose norm is not finite, when 2 of the 4 parameters had been updated, and the first 3072 rows of this one");
     assert_true(weight[0] != before[0] && weight[(size_t)UPDATED * INSIDE - 1] != before[1]);
     assert_true(weight[(size_t)UPDATED * INSIDE] == before[2]);
 }
