@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int tr__train_failed(const tr__train *t, const char *format, ...)
@@ -222,13 +223,15 @@ static int64_t start_of_process(void)
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
 
-/* Ranks that a launcher has started again go on from what has been saved. */
+/* Ranks that a launcher has started again go on from what they have saved; what is older is another training's. */
 static bool goes_on(const tr__train *t)
 {
-    const char *count = t->under_launcher ? getenv("TORCHELASTIC_RESTART_COUNT") : NULL;
+    const char *count = t->under_launcher ? getenv("TORCHELASTIC_RESTART_COUNT") : NULL, *began = getenv("TRIREME_BEGAN");
     char path[PATH_MAX];
     int64_t step;
-    return count && atoi(count) > 0 && t->out && tr_checkpoint_find(t->out, path, &step) == TR_OK;
+    struct stat s;
+    return count && began && atoi(count) > 0 && t->out && tr_checkpoint_find(t->out, path, &step) == TR_OK && stat(path, &s) == 0 &&
+        s.st_mtim.tv_sec * INT64_C(1000000000) + s.st_mtim.tv_nsec > strtoll(began, NULL, 10);
 }
 
 static int train(tr__train *t)

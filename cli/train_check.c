@@ -274,6 +274,9 @@ int tr__train_check(tr__train *t)
     int world = t->under_launcher ? t->world : t->ranks;
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
         return tr__train_failed(t, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
+    const char *restarts = t->under_launcher ? getenv("TORCHELASTIC_MAX_RESTARTS") : NULL;
+    if (restarts && atoi(restarts) > 0 && !t->out)
+        return tr__train_failed(t, "ranks that are started again (--max-restarts) look for what has been saved: give --out FOLDER");
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t);

@@ -292,12 +292,12 @@ typedef struct tr_decode_options {
 #define tr_decode(...) TR__NEW2(tr_decode, tokenizer, ids, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_decode_with(const tr_decode_options *options);
 
-/* ---- Texts ------------------------------------------------------------------------------------------------------- */
-
 /* A hash of what a dataset is made of, not a cryptographic one: of tensors and files of numbers their bytes (of more than 64 MiB 64
  * pieces, evenly spread), of a folder of images their names and sizes, of slices and subsets which samples they have. What a
- * program's own functions do is not in it; 0 where nothing else is. A resumed training compares it. */
+ * program's own functions do is not in it; 0 where nothing else is. `trireme train` compares it when it resumes on images. */
 TR_API uint64_t tr_dataset_hash(tr_dataset *set);
+
+/* ---- Texts ------------------------------------------------------------------------------------------------------- */
 
 /* A text as tokens: its bytes (0 … 255), or what a tokenizer makes of them. An object. */
 typedef struct tr_text tr_text;

@@ -18,6 +18,7 @@ typedef struct tr_ddp_bucket {
     tr_group *group;
     int index, count;     /* which, of how many: the same elements on all ranks and in every backward */
     tr_tensor *gradients; /* [elements], in the parameters' dtype and on their device: this rank's, summed over micro-batches */
+    int timeout_ms;       /* what is left for its exchange: the group's limit, or the rest of a distributed backward's */
 } tr_ddp_bucket;
 
 /*
@@ -45,11 +46,11 @@ typedef struct tr_ddp_options {
                              compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
                              this is 0 */
     bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
-    const char *file;     /* where the call is, for messages: the macro sets both */
-    int line;
     tr_dtype compress;    /* TR_BF16 or TR_F16: gradients travel in 16 bits, half of the bytes; pays over networks, not in
                              shared memory */
     const tr_ddp_hook *hook; /* copied; NULL: an all_reduce with TR_AVG */
+    const char *file;     /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_ddp_options;
 /* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients:
  * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory,

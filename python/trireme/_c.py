@@ -144,6 +144,7 @@ FUNCTIONS = [
     ("tr_store_delete", c_int, [c_void_p, c_char_p, c_void_p]),
     ("tr_store_compare_set", c_int, [c_void_p, c_char_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p]),
     ("tr_join_with", c_void_p, [c_void_p]),
+    ("tr_launched", c_bool, [c_void_p, c_void_p, c_void_p]),
     ("tr_leave", c_int, [c_void_p]),
     ("tr_abort", None, [c_void_p, c_char_p]),
     ("tr_group_split", c_void_p, [c_void_p, c_int, c_int]),

@@ -272,7 +272,7 @@ static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
 static tr_status failed_backward(const tr_op *op, tr_status status)
 {
     if (tr__op_builtin(op)) return status;
-    const char *hint = strstr(tr_error_message(), " is NULL") ? " (it has the inputs and outputs that .saves_inputs and "
+    const char *hint = strstr(tr_error_message(), " NULL") ? " (it has the inputs and outputs that .saves_inputs and "
                                                                 ".saves_outputs name)" : "";
     return tr__fail_context(status, "%s: its backward%s", op->name, hint);
 }
@@ -348,7 +348,9 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     };
     for (int i = 0; i < node->n_inputs; i++) step.sole[i] = needs[i] && is_sole(b, node, i);
     tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward chose the dtypes */
-    if (status == TR_OK) status = run_backward(node->op, &step.call);
+    uint64_t failures = tr__failures();
+    if (status == TR_OK && (status = run_backward(node->op, &step.call)) != TR_OK)
+        status = failed_backward(node->op, tr__fail_unsaid(status, failures));
     tr__autocast_set(autocast);
     for (int i = 0; i < node->n_inputs; i++) {
         if (!needs[i] || status != TR_OK) grads[i] = NULL;

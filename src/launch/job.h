@@ -41,6 +41,7 @@ typedef struct tr__job {
     tr__nodes nodes; /* .count is 0 when there is only this one */
     int first_rank;  /* of this node's: elsewhere here ranks are counted from 0 */
     int restarts;    /* how often the ranks were started again */
+    int64_t began_ns; /* when they were first started, by the wall clock of node 0 */
     tr__env env;
     tr__guard guard;
     tr__stalls stalls;

@@ -122,6 +122,7 @@ void tr__job_tell_nodes(tr__job *j, bool ended)
 {
     const tr__job_rank *r = j->first >= 0 ? &j->ranks[j->first] : NULL;
     tr__word word = {.interrupt = j->interrupt, .ended = ended, .told = j->nodes.mine.told};
+    word.unable = j->error != NULL;
     word.outcome = r || j->error ? TR__FAILED : j->stopped ? TR__STOPPED : TR__WELL;
     if (r) {
         word.rank = j->first_rank + j->first;
@@ -129,7 +130,6 @@ void tr__job_tell_nodes(tr__job *j, bool ended)
         word.exit_code = exit_code_of(r);
         word.at_ms = (int64_t)((j->start + r->seconds) * 1e3) - j->nodes.start_ns / 1000000;
     } else if (j->error) {
-        word.unable = true;
         word.rank = j->first_rank + j->started;
         word.exit_code = EXIT_FAILURE;
     }

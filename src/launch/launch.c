@@ -488,7 +488,7 @@ static tr_status run_with_loop(tr__job *j)
     if (j->options.pass_signals) TR__TRY(open_signals(j)); /* before any thread, for threads inherit the mask */
     const tr__env_options where = {.extra = j->options.env, .first_rank = j->first_rank, .ranks = j->options.ranks,
         .mark = j->mark, .job = j->options.job, .restarts = j->restarts, .max_restarts = j->options.max_restarts,
-        .call = j->extra.call};
+        .began_ns = j->began_ns, .call = j->extra.call};
     return j->nodes.count ? run_on_nodes(j, where) : run_on_this_node(j, where);
 }
 
@@ -523,7 +523,7 @@ static tr_status run_job(tr__job *j)
 static void begin(tr__job *j)
 {
     *j = (tr__job){.options = j->options, .extra = j->extra, .report = j->report, .nodes = j->nodes, .first_rank = j->first_rank,
-        .restarts = j->restarts, .ranks = j->ranks, .groups = j->groups, .grace = j->grace, .signal_fd = -1, .first = -1,
+        .restarts = j->restarts, .began_ns = j->began_ns, .ranks = j->ranks, .groups = j->groups, .grace = j->grace, .signal_fd = -1, .first = -1,
         .start = tr__launch_now(), .oom_kills = tr__count_oom_kills()};
     memset(j->ranks, 0, (size_t)j->options.ranks * sizeof *j->ranks);
     *j->report = (tr_launch_report){.first_rank = -1};
@@ -547,6 +547,7 @@ static tr_status meet_and_run(tr__job *j)
     if (!alone && !j->options.token) j->options.token = getenv("TRIREME_TOKEN");
     tr_status status = alone ? TR_OK : tr__nodes_meet(&j->nodes, &j->options, j->options.token);
     j->first_rank = j->nodes.first_rank;
+    j->began_ns = status == TR_OK && !alone ? j->nodes.nodes[0].now_ns : tr__wall_ns();
     if (status == TR_OK) {
         do {
             begin(j);

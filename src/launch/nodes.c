@@ -91,7 +91,8 @@ static tr_status compare(const tr__nodes *n)
 
 static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
 {
-    tr__node mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .program_bytes = size_of_program(o->argv[0])};
+    tr__node mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .program_bytes = size_of_program(o->argv[0]),
+        .now_ns = tr__wall_ns()};
     snprintf(mine.version, sizeof mine.version, "%s", tr_version());
     gethostname(mine.host, sizeof mine.host - 1);
     TR__TRY(tr_all_gather(n->group, &mine, n->nodes, (int64_t)sizeof mine, .dtype = TR_U8));

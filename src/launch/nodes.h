@@ -45,6 +45,7 @@ typedef struct tr__word {
 typedef struct tr__node {
     int32_t ranks, max_restarts;
     int64_t program_bytes; /* the executable's */
+    int64_t now_ns;        /* by its wall clock */
     char version[16];
     char host[TR__NODE_NAME];
 } tr__node;

@@ -3,6 +3,7 @@
 #include "base/object.h"
 #include "base/process.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -38,6 +39,7 @@ tr_status tr__env_make(tr__env *env, const tr__env_options *o)
     snprintf(env->text[11], bytes, "TRIREME_JOB=%s", o->job);
     snprintf(env->text[12], bytes, "TORCHELASTIC_RESTART_COUNT=%d", o->restarts);
     snprintf(env->text[13], bytes, "TORCHELASTIC_MAX_RESTARTS=%d", o->max_restarts);
+    snprintf(env->text[14], bytes, "TRIREME_BEGAN=%" PRId64, o->began_ns);
     tr__env_set_rank(env, 0);
     for (int i = o->call ? 0 : 1; i < contract; i++) tr__environment_set(env->entries, env->text[i]);
     return TR_OK;

@@ -14,7 +14,7 @@ typedef struct tr__env {
     char **entries; /* as execve() takes it; the strings are borrowed or lie in text */
     const tr__call *call;
     int first_rank;
-    char text[14][320];
+    char text[15][320];
 } tr__env;
 
 typedef struct tr__env_options {
@@ -25,6 +25,7 @@ typedef struct tr__env_options {
     int port;
     const char *token, *job;
     int restarts, max_restarts;
+    int64_t began_ns;     /* when the job's ranks were first started, by the wall clock of node 0 */
     const char *mark;     /* what only processes of this launcher carry */
     const tr__call *call; /* what the ranks are to run; NULL: a program */
 } tr__env_options;

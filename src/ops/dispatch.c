@@ -81,6 +81,13 @@ static tr_device device_of_call(const tr_op_call *call)
     return tr_cpu(0);
 }
 
+/* What the CPU runs, and another device where it may: a program's op need not have one where it has that device's kernel. */
+static tr_status run_forward(tr_op_call *call)
+{
+    if (!call->op->forward) return tr__fail(TR_INVALID, "%s: the op has no .forward", call->op->name);
+    return call->op->forward(call);
+}
+
 static tr_status run_first_kernel(tr_op_call *call)
 {
     const tr_op *op = call->op;
@@ -88,9 +95,9 @@ static tr_status run_first_kernel(tr_op_call *call)
     if (device.kind == TR_CPU) {
         tr__kernel faster = tr__op_builtin(op) ? tr__cpu_kernels[op - tr__ops] : NULL;
         tr_status status = faster ? faster(call) : TR_DECLINED;
-        return status == TR_DECLINED ? op->forward(call) : status;
+        return status == TR_DECLINED ? run_forward(call) : status;
     }
-    if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return op->forward(call);
+    if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return run_forward(call);
     tr__capture *capture = tr__capture_now();
     if (capture && call->attrs && op->flags & TR__OP_RANDOM) capture->source = ((const tr_dropout_attrs *)call->attrs)->source;
     return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
@@ -152,8 +159,7 @@ static tr_status check_own_op(const tr_op *op)
     if (!op->name) return tr__fail(TR_INVALID, "tr_apply: the op has no .name");
     if (op->size < sizeof(tr_op))
         return tr__fail(TR_INVALID, "%s: the op's .size is %zu: it is sizeof(tr_op), %zu", op->name, op->size, sizeof(tr_op));
-    if (op->infer && op->forward) return TR_OK;
-    return tr__fail(TR_INVALID, "%s: the op has no .%s", op->name, op->infer ? "forward" : "infer");
+    return op->infer ? TR_OK : tr__fail(TR_INVALID, "%s: the op has no .infer", op->name);
 }
 
 tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor **outputs)

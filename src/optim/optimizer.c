@@ -458,7 +458,7 @@ static tr_status gather_parameters(tr_optimizer *o)
  * TR_SCOPE, where what a step makes stays until the scope around the loop ends. The log says so, once. */
 static void watch_scope(tr_optimizer *o)
 {
-    enum { STEPS = 100, BYTES = 64 << 20 };
+    enum { STEPS = 100, BYTES = 64 << 20, EACH = 2 }; /* EACH: more than a loss that is meant to stay */
     size_t held;
     uint64_t scope = tr__scope_innermost(&held);
     bool grows = scope == o->scope_watch.scope && held > o->scope_watch.held;
@@ -476,7 +476,7 @@ static void watch_scope(tr_optimizer *o)
         o->scope_watch.held_first = held;
         o->scope_watch.bytes = memory.in_use;
     }
-    if (memory.in_use - o->scope_watch.bytes < BYTES) return;
+    if (memory.in_use - o->scope_watch.bytes < BYTES || held - o->scope_watch.held_first < EACH * (size_t)steps) return;
     o->scope_watch.told = true;
     tr__log(TR_LOG_WARN, "tr_step: %d steps in one scope, which now holds %zu objects more than at the first, and on %s %.0f MB "
         "more are in use: put TR_SCOPE; at the start of the training loop's body, and what a step makes goes at its end",

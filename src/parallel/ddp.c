@@ -277,7 +277,7 @@ static tr_status start_hook(const tr__ddp *d, tr__bucket *b, const tr_tensor *me
     tr_tensor *gradients = tr__tensor_view(memory, TR_SHAPE(b->end - b->begin), NULL, memory->offset + offset);
     TR__TRY(tr_status_of(gradients));
     b->given = (tr_ddp_bucket){.group = d->group, .index = (int)(b - d->buckets), .count = d->n_buckets,
-        .gradients = tr_keep(gradients)};
+        .gradients = tr_keep(gradients), .timeout_ms = time_left_ms(d->group, tr__backward_sink(d->running))};
     tr_work *work = NULL;
     TR__TRY(d->hook.start(&b->given, &work, d->hook.user));
     TR__TRY(tr_status_of(work));
@@ -646,7 +646,8 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)
 {
-    TR__CALLED_AT(options->file, options->line);
+    bool placed = options->size >= offsetof(tr_ddp_options, line) + sizeof options->line; /* else of an older program */
+    TR__CALLED_AT(placed ? options->file : NULL, placed ? options->line : 0);
     tr_module *module = tr_module_new("ddp", sizeof(tr__ddp), forward);
     if (tr_status_of(module) != TR_OK) return module;
     tr_module_on_release(module, release);

@@ -20,7 +20,7 @@ static tr_status start(const tr_ddp_bucket *bucket, tr_work **work, void *user)
     TR__TRY(tr_status_of(block));
     c->sent[bucket->index] = block;
     TR__TRY(tr_copy_into(in_block(block, bucket), bucket->gradients));
-    *work = tr_post(bucket->group, TR__IN_PLACE(TR_ALL_REDUCE, tr__ptr(block), n, .dtype = c->dtype, .op = TR_AVG,
+    *work = tr_post(bucket->group, TR__IN_PLACE(TR_ALL_REDUCE, tr__ptr(block), n, .dtype = c->dtype, .op = TR_AVG, .timeout_ms = bucket->timeout_ms,
         .tag = tr__variant_tag(tr__series_tag(c->series, bucket->index), c->variant), .device = device));
     return TR_OK;
 }

@@ -13,7 +13,7 @@ typedef struct tr__ddp_compress {
     tr_tensor **sent;    /* by bucket: the pool's block that is under way; NULL: there was no bucket yet */
 } tr__ddp_compress;
 
-/* Each rank rounds its gradients to dtype (bf16, f16), the ranks' numbers are added in f32, and the average is rounded once more.
+/* Each rank rounds its gradients to dtype (bf16, f16), the ranks' numbers are added in f32, and the average is rounded once more; NCCL adds in 16 bits.
  * A hook for a module of that number in its group (tr__group_series()); it lasts as long as state. */
 tr_ddp_hook tr__ddp_compress_hook(tr__ddp_compress *state, tr_dtype dtype, int series);
 void tr__ddp_compress_free(tr__ddp_compress *state);

@@ -255,7 +255,8 @@ static tr_status find_function(serving *s)
 {
     s->entry = tr__rpc_find_function(s->owed.rpc, s->owed.function);
     if (s->entry) return TR_OK;
-    if (s->owed.function[0] == '.' || strncmp(s->owed.function, "module.", 7) == 0) /* of a module that has not been started */
+    bool of_module = s->owed.function[0] == '.' || strncmp(s->owed.function, "module.", 7) == 0;
+    if (of_module && !atomic_load(&s->owed.rpc->has_hooks)) /* of a module that has not been started */
         return tr__fail(TR_NOT_FOUND, "tr_dist_start() has not been called there; remote modules and distributed autograd "
             "need it on every worker");
     return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -107,17 +108,17 @@ static tr_status set_old_metrics_aside(const fit *f)
     return TR_OK;
 }
 
-/* Does the folder hold this step of this training? It does when the training was resumed from here; one that goes on from
- * a checkpoint elsewhere has nothing here yet to end with or to go back to, or what another one has saved at that step. */
+/* Does the folder hold this step of this training? It does when it was saved here, or the training was resumed from here; one that
+ * goes on from a checkpoint elsewhere has nothing here yet to end with or to go back to, or what another one has saved at that step. */
 static bool is_saved(const fit *f)
 {
     const tr_trainer *t = f->trainer;
     struct stat here;
     char path[PATH_MAX];
     int64_t step;
-    bool resumed_here = t->resumed_step == t->step && fstat(f->folder_fd, &here) == 0 &&
-        here.st_dev == t->resumed_from.st_dev && here.st_ino == t->resumed_from.st_ino;
-    return resumed_here && tr_checkpoint_find(f->options->folder, path, &step) == TR_OK && step == t->step;
+    bool saved_here = t->saved_at == t->step && fstat(f->folder_fd, &here) == 0 && here.st_dev == t->saved_in.st_dev &&
+        here.st_ino == t->saved_in.st_ino;
+    return saved_here && tr_checkpoint_find(f->options->folder, path, &step) == TR_OK && step == t->step;
 }
 
 /* Removes what a killed process was writing, and makes metrics and chart match the checkpoint that is resumed from. */
@@ -147,6 +148,7 @@ static tr_status save(fit *f)
         .keep_best = o->keep_best};
     TR__TRY(tr__trainer_save(t, f->folder_fd, &how));
     f->saved_step = t->step;
+    if (fstat(f->folder_fd, &t->saved_in) == 0) t->saved_at = t->step;
     TR__TRY(tr_metrics_sync(t->metrics));
     if (o->draw) TR__TRY(o->draw(t->metrics, o->folder));
     if (o->on_save) o->on_save(t->step, o->user);
@@ -430,7 +432,10 @@ static tr_status fit_all(fit *f)
     f->report->common_failure = f->trainer->common_failure;
     if (f->trainer->metrics) tr__metrics_close_file(f->trainer->metrics);
     free(f->step_ms);
-    if (f->folder_fd >= 0) close(f->folder_fd);
+    if (f->folder_fd >= 0) {
+        flock(f->folder_fd, LOCK_UN); /* a child that was forked meanwhile has the descriptor, and the lock, too */
+        close(f->folder_fd);
+    }
     return status;
 }
 

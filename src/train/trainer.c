@@ -171,7 +171,7 @@ static tr_status set_up(tr_trainer *t)
     TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
     TR__TRY(may_step_in_backward(t, &t->may_step_in_backward));
     if (p->resume) TR__TRY(tr__trainer_resume_state(t, state));
-    t->resumed_step = p->resume && stat(p->resume, &t->resumed_from) == 0 ? t->step : -1;
+    t->saved_at = p->resume && stat(p->resume, &t->saved_in) == 0 ? t->step : -1;
     t->agreed_step = t->step;
     return TR_OK;
 }

@@ -98,8 +98,8 @@ struct tr_trainer {
     double validation_loss, best_validation_loss; /* NaN: not yet */
     double validation_accuracy, best_validation_accuracy;
 
-    int64_t resumed_step; /* of the checkpoint that it goes on from; -1: from none */
-    struct stat resumed_from; /* the folder that the checkpoint was found in, rank 0's */
+    int64_t saved_at; /* the step of the checkpoint that it goes on from, or has saved since; -1: none */
+    struct stat saved_in; /* the folder that holds that checkpoint, rank 0's */
     int64_t passed_over;  /* damaged checkpoints, by rank 0 */
     int64_t agreed_step;  /* after which replicas were alike for certain: compared, or made so */
     bool replicas_differ; /* as the latest comparison found */

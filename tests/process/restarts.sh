@@ -5,7 +5,7 @@
 cd "$work"
 
 cat "$SOURCE"/include/trireme/*.h >text
-options="--data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --threads 1 --plain --steps 600 --save-every 100"
+options="--data text --layers 1 --heads 2 --dim 16 --context 16 --batch 4 --threads 1 --plain --steps 3000 --save-every 100"
 
 # kill_one COMMAND…: kills its rank 1 when a checkpoint is there, and waits for its end.
 kill_one() {
@@ -23,8 +23,8 @@ kill_one() {
     [ $code = 0 ] || fail "exit code $code: $(cat err)"
     grep -q 'rank 1 (pid [0-9]*) was killed by signal 9' err || fail "the first cause is not said"
     grep -q 'all ranks are started again, time 1 of 3' err || fail "the ranks did not start again"
-    cmp -s disturbed/checkpoint-600/model.safetensors quiet/checkpoint-600/model.safetensors || fail "other weights than undisturbed"
-    [ "$(wc -l <disturbed/log.jsonl)" = "$(wc -l <quiet/log.jsonl)" ] || fail "other rows in log.jsonl"
+    cmp -s disturbed/checkpoint-3000/model.safetensors quiet/checkpoint-3000/model.safetensors || fail "other weights than undisturbed"
+    [ "$(wc -l <disturbed/metrics.csv)" = "$(wc -l <quiet/metrics.csv)" ] || fail "other rows in metrics.csv"
     rm -r disturbed
 }
 
@@ -34,6 +34,17 @@ kill_one() {
 kill_one "$TRIREME" train gpt $options --ranks 2 --max-restarts 3 --out disturbed
 # shellcheck disable=SC2086
 kill_one "$TRIREME" run -n 2 --max-restarts 3 "$TRIREME" train gpt $options --out disturbed
+
+# What another training has saved is not gone on from: the first start refuses it, and so do the others.
+# shellcheck disable=SC2086
+if "$TRIREME" run -n 2 --max-restarts 1 "$TRIREME" train gpt $options --steps 3100 --out quiet >out 2>err; then
+    fail "it went on from another training"
+fi
+grep -q 'quiet holds a training at step 3000' err || fail "the refusal is not said: $(cat err)"
+[ -d quiet/checkpoint-3000 ] && [ ! -e quiet/checkpoint-3100 ] || fail "another training's folder was used"
+# shellcheck disable=SC2086
+if "$TRIREME" run --max-restarts 1 "$TRIREME" train gpt $options >out 2>err; then fail "it took no --out"; fi
+grep -q 'give --out FOLDER' err || fail "the missing folder is not said: $(cat err)"
 
 # Before there is a checkpoint the training begins anew.
 # shellcheck disable=SC2086

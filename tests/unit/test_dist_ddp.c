@@ -42,13 +42,15 @@ static tr_module *make_dense(int trainer)
     return net;
 }
 
+static const tr_ddp_hook *hook; /* of what comes; NULL: none */
+
 static void begin(rank *r, member *m)
 {
     OK(dist_begin(&m->w, r->group));
     m->trainers = tr_group_split(r->group, r->number < TRAINERS ? 0 : -1, r->number);
     if (m->trainers) {
         m->inner = make_dense(r->number);
-        m->w.net = tr_ddp(m->inner, m->trainers, .bucket_mb = 1e-9, .hook = r->arg);
+        m->w.net = tr_ddp(m->inner, m->trainers, .bucket_mb = 1e-9, .hook = hook);
         OK(tr_status_of(m->w.net));
     }
     OK(tr_barrier(r->group));
@@ -148,7 +150,9 @@ static void each_context_gets_the_mean_over_the_trainers(void **state)
 {
     (void)state;
     run(TRAINERS + 1, run_contexts, NULL);
-    run(TRAINERS + 1, run_contexts, &(tr_ddp_hook){.start = post_sum, .finish = halve});
+    hook = &(tr_ddp_hook){.start = post_sum, .finish = halve};
+    run(TRAINERS + 1, run_contexts, NULL);
+    hook = NULL;
 }
 
 /* Off: contexts keep what is theirs; on again, what has been gathered is averaged. */

@@ -498,7 +498,7 @@ TR_RPC(block, RETURNS(NONE));
 
 static tr_status slow(void)
 {
-    nanosleep(&(struct timespec){.tv_nsec = 900000000}, NULL);
+    nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
     return TR_OK;
 }
 TR_RPC(slow, RETURNS(NONE));
@@ -509,13 +509,13 @@ static void stop_beside_a_function(rank *r)
 {
     int at = *(const int *)r->arg;
     TR_SCOPE;
-    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = 400);
+    tr_rpc *rpc = tr_rpc_start(r->group, .timeout_ms = 1000);
     OK(tr_status_of(rpc));
     OK(tr_rpc_register(rpc, &block_rpc));
     OK(tr_rpc_register(rpc, &slow_rpc));
     OK(tr_barrier(r->group));
     if (r->number != at) {
-        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = tr_rpc_name(rpc, at), .function = "block", .timeout_ms = 50};
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = tr_rpc_name(rpc, at), .function = "block", .timeout_ms = 500};
         CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
         c.function = "slow";
         c.timeout_ms = JOIN_MS;
