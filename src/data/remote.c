@@ -37,7 +37,7 @@ static tr_status map_memory(tr__remote *r)
     struct stat info;
     if (fstat(r->memory_fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at a worker's memory");
     size_t bytes = (size_t)info.st_size;
-    if (bytes == r->bytes) return TR_OK;
+    if (r->memory && bytes == r->bytes) return TR_OK;
     if (r->memory) munmap(r->memory, r->bytes);
     r->memory = NULL;
     r->bytes = 0;
