@@ -348,9 +348,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     };
     for (int i = 0; i < node->n_inputs; i++) step.sole[i] = needs[i] && is_sole(b, node, i);
     tr_dtype autocast = tr__autocast_set(TR_F32); /* the forward chose the dtypes */
-    uint64_t failures = tr__failures();
-    if (status == TR_OK && (status = run_backward(node->op, &step.call)) != TR_OK)
-        status = failed_backward(node->op, tr__fail_unsaid(status, failures));
+    if (status == TR_OK) status = run_backward(node->op, &step.call);
     tr__autocast_set(autocast);
     for (int i = 0; i < node->n_inputs; i++) {
         if (!needs[i] || status != TR_OK) grads[i] = NULL;
