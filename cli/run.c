@@ -1,4 +1,5 @@
 /* trireme run: starts a program as the ranks of a job, shows their output, and says why a job failed. */
+#include "clock.h"
 #include "command.h"
 #include "options.h"
 #include "terminal.h"
@@ -101,13 +102,6 @@ typedef struct watch {
  * the launcher: between them there are this many seconds. */
 static const double apart_seconds = 0.2;
 
-static double now_seconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* Reads what is left of stdin, through ssh say, to see it end; then whoever started this is gone, or has no more patience. A
  * ^C in it is passed on before that, as the signal would be. The ranks get the grace from the first signal on. */
 static void *watch_stdin(void *argument)
@@ -119,14 +113,14 @@ static void *watch_stdin(void *argument)
     double asked = 0; /* when; 0: not yet */
     while ((got = read(w->fd, text, sizeof text)) > 0 || (got < 0 && errno == EINTR)) {
         if (asked || got < 0 || !memchr(text, INTERRUPT, (size_t)got)) continue;
-        asked = now_seconds();
+        asked = 1e-6 * tr__now_us();
         kill(getpid(), SIGTERM);
     }
     if (!asked) {
-        asked = now_seconds();
+        asked = 1e-6 * tr__now_us();
         kill(getpid(), SIGTERM);
     }
-    double left = asked + fmax(w->grace, apart_seconds) - now_seconds();
+    double left = asked + fmax(w->grace, apart_seconds) - 1e-6 * tr__now_us();
     if (left > 0) nanosleep(&(struct timespec){(time_t)left, (long)(fmod(left, 1) * 1e9)}, NULL);
     kill(getpid(), SIGTERM); /* a second one kills the ranks */
     return NULL;

@@ -272,8 +272,8 @@ static tr_status arrive(tr__backward *b, tr__edge edge, tr_tensor *g)
 static tr_status failed_backward(const tr_op *op, tr_status status)
 {
     if (tr__op_builtin(op)) return status;
-    const char *hint = strstr(tr_error_message(), " NULL") ? " (it has the inputs and outputs that .saves_inputs and "
-                                                                ".saves_outputs name)" : "";
+    bool lacks = strstr(tr_error_message(), " NULL");
+    const char *hint = lacks ? " (it has the inputs and outputs that .saves_inputs and .saves_outputs name)" : "";
     return tr__fail_context(status, "%s: its backward%s", op->name, hint);
 }
 

@@ -9,9 +9,9 @@
 #include <string.h>
 
 /*
- * Thread-local state: the scope stack, the grad mode, autocast's dtype, the count of seeds given out and the latest
- * failure's message, and the place of the program's call that is under way. The scope stack is one array of handles; `marks` holds where each scope begins in it. Handles outside
- * every scope sit below the first mark and are released when the thread ends.
+ * Thread-local state: the scope stack, the grad mode, autocast's dtype, the count of seeds given out, the latest failure's message,
+ * and the place of the program's call that is under way. The scope stack is one array of handles; `marks` holds where each scope
+ * begins in it. Handles outside every scope sit below the first mark and are released when the thread ends.
  */
 typedef struct mark {
     size_t begin;

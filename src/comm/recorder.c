@@ -145,9 +145,7 @@ static void fill_header(tr__recorder *r, const tr__recorder_options *o)
     h->world_size = o->world_size;
     h->pid_start = r->file->pid_start;
     h->monotonic = tr__now_ns();
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    h->realtime = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    h->realtime = tr__wall_ns();
     snprintf(h->job, sizeof h->job, "%s", o->job ? o->job : "");
     snprintf(h->group, sizeof h->group, "%s", o->group);
     snprintf(h->backend, sizeof h->backend, "%s", o->backend);

@@ -32,19 +32,19 @@ tr_status tr__remote_check(const tr__recipe *recipe)
 
 /* ---- Starting ---------------------------------------------------------------------------------------------------- */
 
-static tr_status map_memory(tr__remote *r)
+tr_status tr__remote_map(int fd, char **memory, size_t *bytes)
 {
     struct stat info;
-    if (fstat(r->memory_fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at a worker's memory");
-    size_t bytes = (size_t)info.st_size;
-    if (r->memory && bytes == r->bytes) return TR_OK;
-    if (r->memory) munmap(r->memory, r->bytes);
-    r->memory = NULL;
-    r->bytes = 0;
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->memory_fd, 0);
-    if (memory == MAP_FAILED) return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map %zu bytes", bytes);
-    r->memory = memory;
-    r->bytes = bytes;
+    if (fstat(fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at the memory for batches");
+    if (*memory && *bytes == (size_t)info.st_size) return TR_OK;
+    if (*memory) munmap(*memory, *bytes);
+    *memory = NULL;
+    *bytes = 0;
+    void *mapped = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED)
+        return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map %lld bytes, the memory for batches", (long long)info.st_size);
+    *memory = mapped;
+    *bytes = (size_t)info.st_size;
     return TR_OK;
 }
 
@@ -59,7 +59,7 @@ static tr_status make_memory(tr__remote *r, const tr__recipe *recipe, int64_t mo
     if (r->memory_fd < 0) return tr__fail_errno(TR_IO, errno, "cannot make a memfd (see ulimit -n)");
     if (fallocate(r->memory_fd, 0, 0, (off_t)bytes) != 0)
         return tr__fail_errno(TR_NO_MEMORY, errno, "no memory for a batch of %zu bytes", bytes);
-    return map_memory(r);
+    return tr__remote_map(r->memory_fd, &r->memory, &r->bytes);
 }
 
 static tr_status make_call(tr__remote *r, const tr__recipe *recipe, int64_t most, int socket)
@@ -220,7 +220,7 @@ static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__
 {
     TR_SCOPE;
     tr_sample taken = {NULL, NULL};
-    TR__TRY(map_memory(r));
+    TR__TRY(tr__remote_map(r->memory_fd, &r->memory, &r->bytes));
     TR__TRY(take_skips(r, answer, recipe, batch));
     if (answer->status != TR_OK) return tr__fail(answer->status, "%s", answer->message);
     TR__TRY(take_part(r, &answer->x, recipe->device, &taken.x));
@@ -232,7 +232,8 @@ tr_status tr__remote_make(tr__remote *r, const tr__recipe *recipe, int64_t most,
 {
     *batch = (tr__batch_result){0};
     if (!r->running) TR__TRY(start(r, recipe, most));
-    if (!r->memory) TR__TRY(map_memory(r)); /* there was no room when the last batch made it grow */
+    /* There may have been no room when the last batch made it grow. */
+    if (!r->memory) TR__TRY(tr__remote_map(r->memory_fd, &r->memory, &r->bytes));
     if (recipe->begun) atomic_fetch_add_explicit(recipe->begun, 1, memory_order_relaxed);
     memcpy(r->memory, recipe->indices, (size_t)recipe->count * sizeof *recipe->indices);
     tr__remote_request request = {.seed = recipe->seed, .count = recipe->count, .once = recipe->once};

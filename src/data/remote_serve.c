@@ -6,9 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct server {
@@ -38,21 +36,6 @@ static tr_status make_dataset(server *s)
     return TR_OK;
 }
 
-static tr_status map_memory(server *s)
-{
-    struct stat info;
-    if (fstat(s->memory_fd, &info) != 0) return tr__fail_errno(TR_IO, errno, "cannot look at the memory for batches");
-    size_t bytes = (size_t)info.st_size;
-    if (s->memory) munmap(s->memory, s->bytes);
-    s->memory = NULL;
-    s->bytes = 0;
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->memory_fd, 0);
-    if (memory == MAP_FAILED) return tr__fail_errno(TR_NO_MEMORY, errno, "cannot map the memory for batches, %zu bytes", bytes);
-    s->memory = memory;
-    s->bytes = bytes;
-    return TR_OK;
-}
-
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
 /* Makes room for a batch; without memory that is an error here, not a SIGBUS later. */
@@ -61,7 +44,7 @@ static tr_status reserve(server *s, size_t bytes)
     if (bytes <= s->bytes) return TR_OK;
     if (fallocate(s->memory_fd, 0, 0, (off_t)bytes) != 0)
         return tr__fail_errno(TR_NO_MEMORY, errno, "no memory for a batch of %zu bytes", bytes);
-    return map_memory(s);
+    return tr__remote_map(s->memory_fd, &s->memory, &s->bytes);
 }
 
 static void describe(const tr_tensor *t, size_t at, tr__remote_part *part)
@@ -99,7 +82,8 @@ static tr_status put_skips(server *s, const tr__skips *skips, tr__remote_answer 
 static void answer_one(server *s, const tr__remote_request *request, tr__remote_answer *answer)
 {
     tr__batch_result batch = {0};
-    tr_status status = s->memory ? TR_OK : map_memory(s); /* there was no room when the last batch made it grow */
+    /* There may have been no room when the last batch made it grow. */
+    tr_status status = s->memory ? TR_OK : tr__remote_map(s->memory_fd, &s->memory, &s->bytes);
     s->recipe.indices = (const int64_t *)s->memory;
     s->recipe.count = request->count;
     s->recipe.once = request->once;
@@ -135,7 +119,7 @@ tr_status tr__remote_serve(int number, void *argument, size_t bytes)
     s.socket = s.job->socket;
     fcntl(s.socket, F_SETFD, FD_CLOEXEC);
     TR__TRY(tr__remote_take(s.socket, &s.memory_fd));
-    TR__TRY(map_memory(&s));
+    TR__TRY(tr__remote_map(s.memory_fd, &s.memory, &s.bytes));
     TR__TRY(make_dataset(&s));
     return serve(&s);
 }

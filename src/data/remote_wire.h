@@ -46,6 +46,9 @@ static inline size_t tr__remote_data_at(int64_t most)
     return ((size_t)most * sizeof(int64_t) + 4095) / 4096 * 4096;
 }
 
+/* Maps all of the memory for batches, anew where it has grown. On failure *memory is NULL and *bytes 0. */
+tr_status tr__remote_map(int fd, char **memory, size_t *bytes);
+
 /* Runs in the process. */
 tr_status tr__remote_serve(int number, void *argument, size_t bytes);
 

@@ -523,8 +523,8 @@ static tr_status run_job(tr__job *j)
 static void begin(tr__job *j)
 {
     *j = (tr__job){.options = j->options, .extra = j->extra, .report = j->report, .nodes = j->nodes, .first_rank = j->first_rank,
-        .restarts = j->restarts, .began_ns = j->began_ns, .ranks = j->ranks, .groups = j->groups, .grace = j->grace, .signal_fd = -1, .first = -1,
-        .start = tr__launch_now(), .oom_kills = tr__count_oom_kills()};
+        .restarts = j->restarts, .began_ns = j->began_ns, .ranks = j->ranks, .groups = j->groups, .grace = j->grace,
+        .signal_fd = -1, .first = -1, .start = tr__launch_now(), .oom_kills = tr__count_oom_kills()};
     memset(j->ranks, 0, (size_t)j->options.ranks * sizeof *j->ranks);
     *j->report = (tr_launch_report){.first_rank = -1};
 }

@@ -109,7 +109,8 @@ void tr__node_release(tr__node *node)
  * longer chain every third output is kept: else each would be recomputed from the chain's start. */
 enum { MOST_RECOMPUTED = 2 };
 
-/* Would another segment run again before the node can? And so those before it, one for the other, all filled at a time. */
+/* Must another segment of recomputed ops run before the node can run again? That segment may need the one before it, and so on,
+ * and all of them would be in memory at once. */
 static bool needs_other_segment(const tr__node *node)
 {
     for (int i = 0; i < node->n_inputs; i++) {

@@ -31,12 +31,6 @@ static void release(void *state)
     tr_release(((sharded *)state)->group);
 }
 
-static tr_tensor *check_input(const tr_module *self, tr_tensor *const *inputs, int n)
-{
-    if (n == 1 && inputs[0]) return NULL;
-    return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n == 1 ? 0 : n);
-}
-
 /* Collective until it has succeeded once; before a forward that is collective, too. */
 static tr_status agree_on_layer(tr_module *self)
 {
@@ -54,7 +48,8 @@ static tr_status agree_on_layer(tr_module *self)
 }
 
 /* A module with the state for group, in error where group is not one or where `size` does not divide by its ranks. */
-static tr_module *new_module(const char *name, tr_forward_function forward, tr_group *group, const char *what, int64_t size)
+static tr_module *new_module(const char *name, tr_tensor *(*layer)(tr_module *, tr_tensor *), tr_group *group, const char *what,
+    int64_t size)
 {
     if (!group) return tr_module_fail(TR_INVALID, "%s: it takes a .group", name);
     if (tr__error_of(group)) return tr__object_pass(&tr__module_type, group);
@@ -62,7 +57,7 @@ static tr_module *new_module(const char *name, tr_forward_function forward, tr_g
     if (size < 1 || size % world)
         return tr_module_fail(TR_INVALID, "%s: %" PRId64 " %s do not divide by %d ranks: %" PRId64 " would", name, size, what,
             world, size < 1 ? world : (size / world + 1) * world);
-    tr_module *module = tr_module_new(name, sizeof(sharded), forward);
+    tr_module *module = tr__layer_new(name, sizeof(sharded), layer);
     if (!module->state) return module;
     tr_module_on_release(module, release);
     ((sharded *)module->state)->group = tr_keep(group);
@@ -98,25 +93,21 @@ static tr_tensor *add_slice(tr_module *module, tr_module *whole, const char *nam
 /* ---- Column and row ------------------------------------------------------------------------------------------------------ */
 
 /* x: [..., in] -> [..., out / ranks], or [..., out] with .gather_output */
-static tr_tensor *column_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *column_forward(tr_module *self, tr_tensor *x)
 {
     const sharded *s = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
-    if (failed) return failed;
     if (s->whole && agree_on_layer(self) != TR_OK) return tr__tensor_failed();
-    tr_tensor *y = tr_linear_op(tr_copy_to_op(s->group, inputs[0]), s->weight, .bias = s->bias);
+    tr_tensor *y = tr_linear_op(tr_copy_to_op(s->group, x), s->weight, .bias = s->bias);
     return s->whole ? tr_gather_from_op(s->group, y, -1) : y;
 }
 
 /* x: [..., in / ranks], or [..., in] with .input_whole -> [..., out]. The bias is added once, to the sum. */
-static tr_tensor *row_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *row_forward(tr_module *self, tr_tensor *x)
 {
     const sharded *s = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
-    if (failed) return failed;
     if (agree_on_layer(self) != TR_OK) return tr__tensor_failed();
-    tr_tensor *x = s->whole ? tr_scatter_to_op(s->group, inputs[0], -1) : inputs[0];
-    tr_tensor *y = tr_all_reduce_op(s->group, tr_linear_op(x, s->weight));
+    tr_tensor *slice = s->whole ? tr_scatter_to_op(s->group, x, -1) : x;
+    tr_tensor *y = tr_all_reduce_op(s->group, tr_linear_op(slice, s->weight));
     return s->bias ? tr_add(y, s->bias) : y;
 }
 
@@ -176,17 +167,15 @@ static tr_status localise(const sharded *s, const tr_tensor *ids, tr_tensor *num
 }
 
 /* ids: [...] -> [..., dim] */
-static tr_tensor *embedding_forward(tr_module *self, tr_tensor *const *inputs, int n)
+static tr_tensor *embedding_forward(tr_module *self, tr_tensor *x)
 {
     const sharded *s = self->state;
-    tr_tensor *failed = check_input(self, inputs, n);
-    if (failed) return failed;
     if (agree_on_layer(self) != TR_OK) return tr__tensor_failed();
-    const tr_tensor *ids = tr__row_major_on_cpu(inputs[0]);
+    const tr_tensor *ids = tr__row_major_on_cpu(x);
     if (tr__bad(ids)) return tr__tensor_pass(ids);
     if (ids->dtype != TR_I64 && ids->dtype != TR_I32)
         return tr_tensor_fail(TR_DTYPE, "vocab_parallel_embedding: ids are i64 or i32, not %s", tr_dtype_name(ids->dtype));
-    tr_device device = tr__device_of(inputs[0]);
+    tr_device device = tr__device_of(x);
     tr_shape column = ids->shape; /* [..., 1] */
     if (column.ndim == TR_MAX_DIMS)
         return tr_tensor_fail(TR_SHAPE, "vocab_parallel_embedding: ids %s have no room for another dimension", TR__TEXT(ids->shape));

@@ -132,9 +132,7 @@ static void write_span(FILE *to, const tables *t, size_t i, int rank, int64_t wa
 
 static void write_trace(FILE *to, const tables *t, int rank)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    int64_t wall = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - tr__now_ns();
+    int64_t wall = tr__wall_ns() - tr__now_ns();
     fprintf(to, "{\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"rank %d (pid %d)\"}}",
         rank, rank, (int)getpid());
     for (size_t i = 0; i < t->count; i++) write_span(to, t, i, rank, wall);

@@ -211,7 +211,8 @@ static inline void multiply_columns(const float *x, int64_t rows, int64_t stride
         for (int64_t i = 0; i < n; i++) product[i] *= (double)x[i];
 }
 
-/* Parts overflow or underflow where the product in order may not: it is made so again then. Rows with a zero seldom need it. */
+/* Eight partial products may overflow or underflow where the product in order does not. Then the row is multiplied again in order,
+ * unless one of its numbers is zero and so is the product. */
 static double product_of_row(const float *x, int64_t n)
 {
     double part[FACTORS];
