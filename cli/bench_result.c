@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* "Intel(R) Xeon(R) Platinum 8488C" and its widest vectors: "Intel Xeon, AVX-512". Maker and line are the first two
+/* "Intel(R) Xeon(R) Platinum 8488C" and what it multiplies by: "Intel Xeon, AMX". Maker and line are the first two
  * words that are no numbers; bench/peer/machine.py does the same. */
 static void name_family(const char *name, const char *flags, char *family, size_t size)
 {
@@ -33,10 +33,12 @@ static void name_family(const char *name, const char *flags, char *family, size_
         if (strpbrk(word, "0123456789@") || !strcmp(word, "CPU") || !strcmp(word, "Processor")) break;
         snprintf(family + strlen(family), size - strlen(family), "%s%s", words ? " " : "", word);
     }
-    const char *vectors = strstr(flags, "avx512f") ? "AVX-512"
-                          : strstr(flags, "avx2")  ? "AVX2"
-                          : strstr(flags, "asimd") ? "NEON"
-                                                   : "no vectors";
+    const char *vectors = strstr(flags, "amx_bf16")      ? "AMX"
+                          : strstr(flags, "avx512_bf16") ? "AVX-512 BF16"
+                          : strstr(flags, "avx512f")     ? "AVX-512"
+                          : strstr(flags, "avx2")        ? "AVX2"
+                          : strstr(flags, "asimd")       ? "NEON"
+                                                         : "no vectors";
     snprintf(family + strlen(family), size - strlen(family), "%s%s", words ? ", " : "", vectors);
 }
 

@@ -11,14 +11,14 @@ def _cpuinfo(key: str) -> str:
 
 
 def family(name: str, flags: str) -> str:
-    """Maker and line, the first two words that are no numbers, and the widest vectors: "Intel Xeon, AVX-512"."""
+    """Maker and line, the first two words that are no numbers, and what it multiplies by: "Intel Xeon, AMX"."""
     plain = re.sub(r"\([^)]*\)", "", name)
     words: list[str] = []
     for word in plain[max(plain.find("Intel"), 0):].split()[:2]:
         if re.search("[0-9@]", word) or word in ("CPU", "Processor"):
             break
         words.append(word)
-    widest = [("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON")]
+    widest = [("amx_bf16", "AMX"), ("avx512_bf16", "AVX-512 BF16"), ("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON")]
     vectors = next((said for flag, said in widest if flag in flags), "no vectors")
     return ", ".join([" ".join(words), vectors] if words else [vectors])
 
