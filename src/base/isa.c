@@ -25,7 +25,7 @@ tr__isa tr__isa_allowed(void)
     if (level < 0) {
         const char *text = getenv("TRIREME_ISA");
         level = text && *text ? level_of(text) : LEVELS;
-        if (level == LEVELS) level = TR__ISA_AVX512BF16;
+        if (level == LEVELS) level = TR__ISA_FASTEST;
         atomic_store_explicit(&allowed, level, memory_order_relaxed);
     }
     return (tr__isa)level;

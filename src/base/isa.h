@@ -7,9 +7,10 @@
 #include <stdbool.h>
 
 /* Each has what the ones before it have. */
-typedef enum tr__isa { TR__ISA_GENERIC, TR__ISA_AVX2, TR__ISA_AVX512, TR__ISA_AVX512BF16 } tr__isa;
+typedef enum tr__isa { TR__ISA_GENERIC, TR__ISA_AVX2, TR__ISA_AVX512, TR__ISA_AVX512BF16, TR__ISA_FASTEST } tr__isa;
 
-/* The most that TRIREME_ISA allows, whatever this machine has. Any thread. */
+/* The most that TRIREME_ISA allows, whatever this machine has. TR__ISA_FASTEST, if it is not set: all that makes kernels faster.
+ * Any thread. */
 tr__isa tr__isa_allowed(void);
 /* A failure when TRIREME_ISA names none. */
 tr_status tr__isa_check(void);
@@ -30,6 +31,17 @@ static inline bool tr__has_avx512bf16(void)
 {
 #if defined(__x86_64__)
     return tr__has_avx512() && tr__isa_allowed() >= TR__ISA_AVX512BF16 && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+/* Whether kernels multiply bf16 by dot products. Intel's processors begin a dot product every other cycle (Sapphire Rapids, Emerald
+ * Rapids), and two products of f32 in each: bf16 is converted to f32 there as it is read, unless TRIREME_ISA names avx512bf16. */
+static inline bool tr__uses_bf16_dot(void)
+{
+#if defined(__x86_64__)
+    return tr__has_avx512bf16() && (tr__isa_allowed() == TR__ISA_AVX512BF16 || !__builtin_cpu_is("intel"));
 #else
     return false;
 #endif

@@ -45,7 +45,7 @@ enum {
 
 static bool suits_bf16(tr_dtype a, tr_dtype b, int64_t rows)
 {
-    return a == TR_BF16 && (b == TR_BF16 || b == TR_F32) && rows >= LEAST_BF16_ROWS && tr__has_avx512bf16();
+    return a == TR_BF16 && (b == TR_BF16 || b == TR_F32) && rows >= LEAST_BF16_ROWS && tr__uses_bf16_dot();
 }
 
 /* With AVX2 or AVX-512 our gemm is as fast as oneDNN's sgemm at its best, faster on gradients of weights, and fuses
@@ -81,7 +81,7 @@ static bool suits_winograd(const tr__conv2d *s)
     return s->n * tiles >= WINOGRAD_TILES && 9 * s->oh * s->ow >= 36 * tiles * 3 / 2;
 }
 
-/* Few channels in. Where the processor has bf16 dot products, oneDNN's bf16 convolutions take half as long as these,
+/* Few channels in. Where bf16 is multiplied by dot products, oneDNN's bf16 convolutions take half as long as these,
  * which compute in f32; its gradients of weights do not. */
 static bool suits_direct(const tr_op_call *call, const tr__conv2d *s)
 {
@@ -92,7 +92,7 @@ static bool suits_direct(const tr_op_call *call, const tr__conv2d *s)
     if (s->k < kernels->panel) return true;
     if (s->k % kernels->vector) return false;
     if (call->op == tr__op(conv2d_grad_weight)) return true;
-    return s->kh * s->kw * s->c >= LEAST_TAPS && !(call->outputs[0]->dtype == TR_BF16 && tr__has_avx512bf16());
+    return s->kh * s->kw * s->c >= LEAST_TAPS && !(call->outputs[0]->dtype == TR_BF16 && tr__uses_bf16_dot());
 }
 
 /* One tap without padding, and gradients of weights, for which oneDNN has no fast kernel channels-last. */
@@ -113,7 +113,7 @@ static algorithm choose_conv(const tr_op_call *call, const tr__conv2d *s, bool o
     if (suits_winograd(s)) return WINOGRAD;
     if (suits_direct(call, s)) {
         bool pairs = a == TR_BF16 && s->ow % 2 == 0 && s->k % TR__VNNI_CHANNELS == 0;
-        return of_weight && pairs && tr__has_avx512bf16() ? DIRECT_BF16 : DIRECT;
+        return of_weight && pairs && tr__uses_bf16_dot() ? DIRECT_BF16 : DIRECT;
     }
     if (suits_gemm(call, s)) return suits_bf16(a, b, of_weight ? s->k : s->n * s->oh * s->ow) ? GEMM_BF16 : GEMM;
     return onednn ? ONEDNN : REFERENCE;

@@ -4,6 +4,7 @@
  * and gradients of weights back from it. The batch is cut into parts, one task each: their size depends on the convolution
  * only, and sums over the parts go in order, so results do not depend on the threads.
  */
+#include "base/isa.h"
 #include "ops/conv.h"
 #include "ops/onednn/engine.h"
 #include "ops/onednn/kernels.h"
@@ -333,7 +334,8 @@ tr_status tr__onednn_conv(tr_op_call *call)
     tr_device device = tr__device_of(out);
     tasks t = {.r.s = s, .index = device.index};
     t.r.kind = forward ? TR__DNNL_CONV_FORWARD : input ? TR__DNNL_CONV_GRAD_INPUT : TR__DNNL_CONV_GRAD_WEIGHT;
-    t.r.dtype = (forward || input) && out->dtype == TR_BF16 && tr__onednn_has(dnnl_cpu_isa_avx512_core_bf16) ? TR_BF16 : TR_F32;
+    bool has_bf16 = tr__onednn_has_matrix_units() || (tr__uses_bf16_dot() && tr__onednn_has(dnnl_cpu_isa_avx512_core_bf16));
+    t.r.dtype = (forward || input) && out->dtype == TR_BF16 && has_bf16 ? TR_BF16 : TR_F32;
     t.r.with_bias = forward ? call->inputs[2] != NULL : !input && call->outputs[1] != NULL;
     t.part = part_of(&t.r);
     TR_SCOPE;

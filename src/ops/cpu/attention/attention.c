@@ -5,7 +5,7 @@
 static const tr__attention_kernels *kernels_for(tr_dtype dtype)
 {
 #if defined(__x86_64__)
-    if (dtype == TR_BF16 && tr__has_avx512bf16()) return &tr__attention_avx512bf16;
+    if (dtype == TR_BF16 && tr__uses_bf16_dot()) return &tr__attention_avx512bf16;
 #endif
     (void)dtype;
     return &TR__OF_MACHINE(tr__attention);
