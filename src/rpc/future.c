@@ -43,14 +43,18 @@ tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound 
         return TR_OK;
     }
     size_t size = bytes ? v->bytes.size : strlen(v->string) + 1;
-    tr__rpc_frame frame = {.body = size <= TR__RPC_BODY_MAX ? (uint32_t)size : 0};
-    *texts = size <= TR__RPC_BODY_MAX ? tr__inbound_new(0, &frame) : NULL;
-    if (!*texts) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %zu bytes", size);
-    memcpy((*texts)->body, data, size);
+    const tr__rpc_frame frame = {.pieces = 1};
+    tr__rpc_inbound *m = tr__inbound_new(0, &frame);
+    if (!m || !tr__rpc_piece_alloc(m->pieces, size)) {
+        if (m) tr__inbound_free(m);
+        return tr__fail(TR_NO_MEMORY, "rpc: no memory for %zu bytes", size);
+    }
+    *texts = m;
+    memcpy(m->pieces->memory, data, size);
     if (bytes)
-        kept->bytes.data = (*texts)->body;
+        kept->bytes.data = m->pieces->memory;
     else
-        kept->string = (const char *)(*texts)->body;
+        kept->string = m->pieces->memory;
     return TR_OK;
 }
 
