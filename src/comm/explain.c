@@ -208,12 +208,6 @@ static void follow(members *m, int from)
     }
 }
 
-static bool is_culprit(const members *m, int rank)
-{
-    int one;
-    return m->waiter_count[rank] > 0 && (health_of(m, rank) != FINE || waits_of(m, rank, &one, 1) == 0);
-}
-
 /* What else the process of an idle rank does, in another group. */
 static void print_other_group(const members *m, const tr__record *r)
 {
@@ -352,7 +346,8 @@ static void find_culprits(members *m)
         for (int rank = 0; rank < m->world; rank++) {
             health h = health_of(m, rank);
             bool hard = h == STOPPED || h == DEAD;
-            if (hard != (turn == 0) || !is_culprit(m, rank)) continue;
+            bool waits = m->waiter_count[rank] && h == FINE && waits_of(m, rank, &one, 1) > 0;
+            if (hard != (turn == 0) || !m->waiter_count[rank] || waits) continue;
             culprits++;
             if (!m->in_circle[rank] && is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
         }

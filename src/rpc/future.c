@@ -27,11 +27,6 @@ void tr__rpc_value_ref(const tr_value *v)
     tr_object_keep(tr__rpc_value_object(v));
 }
 
-static void value_unref(const tr_value *v)
-{
-    tr__unref(tr__rpc_value_object(v));
-}
-
 tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound **texts)
 {
     *kept = *v;
@@ -72,7 +67,7 @@ static void destroy(void *self)
 {
     tr_future *f = self;
     free_thens(f);
-    value_unref(&f->value);
+    tr__unref(tr__rpc_value_object(&f->value));
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);
     tr__unref(f->held);
@@ -141,12 +136,6 @@ void tr__future_fail(tr_future *f, tr__error *failure)
 
 enum { NAP_NS = 10000000 };
 
-static tr_status outcome(const tr_future *f)
-{
-    if (f->object.error) return tr__fail_stored(f->object.error);
-    return tr__fail_stored(f->failure);
-}
-
 bool tr_future_done(const tr_future *future)
 {
     return !future || tr__error_of(future) || atomic_load(&((tr_future *)future)->done);
@@ -181,7 +170,7 @@ tr_status tr_future_wait(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     tr__future_await(f, INT64_MAX);
-    return outcome(f);
+    return tr__fail_stored(f->failure);
 }
 
 tr_status tr_future_wait_all(tr_future *const *list, int count)
