@@ -208,12 +208,6 @@ static void follow(members *m, int from)
     }
 }
 
-static bool is_culprit(const members *m, int rank)
-{
-    int one;
-    return m->waiter_count[rank] > 0 && (health_of(m, rank) != FINE || waits_of(m, rank, &one, 1) == 0);
-}
-
 /* What else the process of an idle rank does, in another group. */
 static void print_other_group(const members *m, const tr__record *r)
 {
@@ -352,7 +346,8 @@ static void find_culprits(members *m)
         for (int rank = 0; rank < m->world; rank++) {
             health h = health_of(m, rank);
             bool hard = h == STOPPED || h == DEAD;
-            if (hard != (turn == 0) || !is_culprit(m, rank)) continue;
+            bool waits = m->waiter_count[rank] && h == FINE && waits_of(m, rank, &one, 1) > 0;
+            if (hard != (turn == 0) || !m->waiter_count[rank] || waits) continue;
             culprits++;
             if (!m->in_circle[rank] && is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
         }
@@ -408,15 +403,24 @@ static void find_differences(const members *m)
 
 /* ---- Circles across groups ----------------------------------------------------------------------------------------- */
 
-/* Is a waiter held up because another one is: the rank that it waits for, or that rank's process in another group? */
+/* Is it the only rank of its process there? Of ranks that are threads it is not known whose wait it is. */
+static bool is_alone(const members *m, const tr__record *r)
+{
+    int same = 0;
+    for (int k = 0; k < m->world; k++) same += m->ranks[k] && m->ranks[k]->pid == r->pid;
+    return same == 1;
+}
+
+/* Is a waiter held up because another one is: the rank that it waits for, or that rank's process in another group? Remote calls are
+ * answered by threads of the agent's, whatever else the process waits for. */
 static bool leads_to(const waiting_rank *a, int awaited, const waiting_rank *b)
 {
     const tr__record *r = a->m->ranks[awaited], *other = b->m->ranks[b->rank];
     if (a->m == b->m) return b->rank == awaited;
-    int one, same = 0;
+    int one;
     if (!r || r->pid != other->pid || health_of(a->m, awaited) != FINE || waits_of(a->m, awaited, &one, 1)) return false;
-    for (int k = 0; k < a->m->world; k++) same += a->m->ranks[k] && a->m->ranks[k]->pid == r->pid;
-    return same == 1; /* else ranks are threads: whose wait it is, is not known */
+    const tr__record_call *call = call_for(a->m, a->m->ranks[a->rank], awaited);
+    return !(call && is_remote_wait(call)) && is_alone(a->m, r) && is_alone(b->m, r);
 }
 
 /* Does a waiter of another group lead to this one? Few do, and every circle across groups has one that is led to so. */

@@ -231,13 +231,6 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
     return tr_wait(work);
 }
 
-/* The group was at work: queues up behind what was posted before. */
-static tr_status post_and_wait(tr_group *group, const tr_collective *collective)
-{
-    TR_SCOPE;
-    return tr_wait(tr_post(group, collective));
-}
-
 static tr_status run_or_wait(tr_group *group, const tr_collective *given, const tr_collective *full)
 {
     pthread_mutex_lock(&group->lock);
@@ -246,7 +239,10 @@ static tr_status run_or_wait(tr_group *group, const tr_collective *given, const 
     if (status == TR_OK && idle) group->running = true;
     pthread_mutex_unlock(&group->lock);
     if (status != TR_OK) return status;
-    if (!idle) return post_and_wait(group, given);
+    if (!idle) { /* behind what was posted before */
+        TR_SCOPE;
+        return tr_wait(tr_post(group, given));
+    }
 
     status = stages(group, full->device) ? run_staged(group, full) : run(group, full, 0);
     pthread_mutex_lock(&group->lock);

@@ -233,18 +233,13 @@ static void put_place(tr__record_entry *e, const char *file)
     put_words(e->file, words, length);
 }
 
-static bool under_way(const tr__record_entry *e)
-{
-    return GET(e->mark) != 0 && GET(e->ended) == 0;
-}
-
 /* The entry for a new call: the oldest that is not under way. Returns its id, or UINT64_MAX when all are. */
 static uint64_t take_entry(tr__recorder *r, tr__record_entry **entry)
 {
     for (int tries = 0; tries < TR__RECORD_ENTRIES; tries++) {
         uint64_t id = atomic_fetch_add_explicit(&r->header->next, 1, memory_order_relaxed);
         *entry = &r->entries[id % TR__RECORD_ENTRIES];
-        if (!under_way(*entry)) return id;
+        if (GET((*entry)->mark) == 0 || GET((*entry)->ended) != 0) return id;
     }
     return UINT64_MAX;
 }

@@ -116,19 +116,7 @@ static tr_status check_list(const making *m)
     return TR_OK;
 }
 
-static int64_t hash_list(const int *list, int count)
-{
-    return (int64_t)(tr__hash(TR__HASH_BEGIN, list, (size_t)count * sizeof *list) >> 1);
-}
-
 /* ---- At the parent's endpoints ----------------------------------------------------------------------------------- */
-
-/* The parent's state, if its endpoints can be used. */
-static void *native_parent(const making *m)
-{
-    bool native = m->parent->backend == &tr__native_backend && (!m->backend || m->backend == &tr__native_backend);
-    return native && m->parent->world_size > 1 ? m->parent->state : NULL;
-}
 
 /* The number by which the endpoints of all members know the group: mixes the parent's, which of its sub-groups it is, and the
  * color. */
@@ -167,11 +155,6 @@ static void name_it(making *m)
     snprintf(m->made->name, sizeof m->made->name, "%.28s.%d%s", m->parent->name, number, color);
 }
 
-static bool has_sides(const tr__seat *seat)
-{
-    return seat->shm || seat->tcp;
-}
-
 static tr_status meet(making *m)
 {
     TR_SCOPE;
@@ -188,7 +171,7 @@ static tr_status meet(making *m)
     made->encrypt = parent->encrypt && !m->backend; /* a twin's bare connections are encrypted by who uses them */
     TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
     TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));
-    if (has_sides(&m->seat)) return tr__group_enter(made, NULL, &m->seat, NULL, parent->recorder, made->timeout_ms);
+    if (m->seat.shm || m->seat.tcp) return tr__group_enter(made, NULL, &m->seat, NULL, parent->recorder, made->timeout_ms);
 
     char prefix[64];
     int color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
@@ -240,7 +223,8 @@ static tr_status agree(making *m, bool *member)
 static tr_status make(making *m, bool *member)
 {
     size_t world = (size_t)m->parent->world_size;
-    m->seat.parent = native_parent(m);
+    bool native = m->parent->backend == &tr__native_backend && (!m->backend || m->backend == &tr__native_backend);
+    m->seat.parent = native && world > 1 ? m->parent->state : NULL; /* else its endpoints cannot be used */
     m->all = calloc(1, world * (sizeof *m->all + sizeof *m->blocks));
     m->members = calloc(world, sizeof *m->members);
     if (!m->all || !m->members)
@@ -281,7 +265,8 @@ tr_group *tr_group_split(tr_group *group, int color, int key)
 tr_group *tr_group_new(tr_group *group, const int *ranks, int count)
 {
     making m = {.parent = group, .list = ranks, .list_count = count};
-    m.mine = (choice){.kind = LIST_CALL, .color = count, .key = ranks && count > 0 ? hash_list(ranks, count) : 0};
+    m.mine = (choice){.kind = LIST_CALL, .color = count};
+    if (ranks && count > 0) m.mine.key = (int64_t)(tr__hash(TR__HASH_BEGIN, ranks, (size_t)count * sizeof *ranks) >> 1);
     return make_group(&m);
 }
 

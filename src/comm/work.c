@@ -32,17 +32,12 @@ void tr__work_finish(tr_work *work, tr_status status)
     if (atomic_load(&work->awaited)) tr__futex_wake(&work->done, INT_MAX);
 }
 
-static bool parts_done(const tr_work *work)
-{
-    int done = 0;
-    while (done < work->part_count && tr_work_done(work->parts[done])) done++;
-    return done == work->part_count;
-}
-
 bool tr_work_done(tr_work *work)
 {
     if (!work || tr__error_of(work)) return true;
-    if (work->parts) return parts_done(work);
+    for (int i = 0; i < work->part_count; i++)
+        if (!tr_work_done(work->parts[i])) return false;
+    if (work->parts) return true;
     return atomic_load_explicit(&work->done, memory_order_acquire) != 0;
 }
 
@@ -76,12 +71,9 @@ static void wait_profiled(tr_work *work)
 
 static bool ends_by(tr_work *work, int64_t deadline)
 {
-    if (work->parts) {
-        int ended = 0;
-        while (ended < work->part_count && ends_by(work->parts[ended], deadline)) ended++;
-        return ended == work->part_count;
-    }
-    return wait_for_end(work, deadline);
+    for (int i = 0; i < work->part_count; i++)
+        if (!ends_by(work->parts[i], deadline)) return false;
+    return work->parts || wait_for_end(work, deadline);
 }
 
 tr_status tr_wait_for(tr_work *work, int timeout_ms)

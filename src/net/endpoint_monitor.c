@@ -119,15 +119,6 @@ static void tell_groups(tr__endpoint *e, int peer, tr_status status)
     }
 }
 
-/* Tells the group that alone needs memory of a peer of this thread's latest failure. */
-static void tell_group(tr__endpoint *e, int peer, uint64_t id)
-{
-    pthread_mutex_lock(&e->hearing);
-    const tr__attachment *a = attached(e, id);
-    if (a && a->calls && a->places[peer] >= 0) a->calls->missed(a->user, a->places[peer]);
-    pthread_mutex_unlock(&e->hearing);
-}
-
 static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
 {
     tr_status status = TR_OK;
@@ -135,12 +126,11 @@ static void hear(tr__endpoint *e, int peer, const tr__shm_message *message, int 
     case TR__SHM_SEGMENT:
     case TR__SHM_BLOCKS:
         status = tr__endpoint_mapped(e, peer, message, fd);
-        if (status != TR_OK && message->group) {
-            tell_group(e, peer, message->group);
-            return;
-        }
         pthread_mutex_lock(&e->hearing);
-        tell_groups(e, peer, status);
+        bool of_one = status != TR_OK && message->group; /* which alone needs it */
+        const tr__attachment *a = of_one ? attached(e, message->group) : NULL;
+        if (!of_one) tell_groups(e, peer, status);
+        if (a && a->calls && a->places[peer] >= 0) a->calls->missed(a->user, a->places[peer]);
         pthread_mutex_unlock(&e->hearing);
         tr__endpoint_tell(e);
         return;

@@ -227,11 +227,6 @@ static tr_status refused(tr__network_endpoint *n, tr__attempt *a)
     return TR_OK;
 }
 
-static bool passes(int error)
-{
-    return error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
-}
-
 /* Connecting has failed. A link that is cut may come back; an address that leads nowhere is an error a little later. A rank that is
  * to be a neighbour and listens no more is dead, if nobody says soon that it has left, but not where this host lacks something. */
 static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int error)
@@ -240,7 +235,8 @@ static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int erro
     bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining, ended = neighbour && error == ECONNREFUSED;
     if (ended && a->unreachable && now - a->unreachable > ENDED_MS * (int64_t)1000000) return cannot_reach(n, a, error);
     if (ended && !a->unreachable) a->unreachable = now;
-    if (passes(error)) return again(n, a);
+    bool passes = error == ECONNREFUSED || error == ECONNRESET || error == EAGAIN || error == EINTR || error == ETIMEDOUT;
+    if (passes) return again(n, a);
     bool no_way = error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
     if (!a->unreachable) a->unreachable = now;
     bool shortage = neighbour && (error == EADDRNOTAVAIL || error == ENOBUFS || error == ENOMEM);

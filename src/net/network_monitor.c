@@ -206,12 +206,6 @@ static void find_lost(tr__network_endpoint *n)
     }
 }
 
-static void say_all_heard(tr__network_endpoint *n)
-{
-    atomic_store(&n->unsettled, false);
-    for (tr__network_group *g = n->groups; g; g = g->next) g->calls->heard_all(g->user);
-}
-
 /* After the others: who has lost a neighbour says so at once on a connection with a new one, and why may still lie on the
  * old ones. */
 static void hear_fresh(tr__network_endpoint *n)
@@ -248,7 +242,8 @@ static void hear_all(tr__network_endpoint *n)
     }
     if (ready < EVENTS && n->fresh) hear_fresh(n);
     pthread_mutex_lock(&n->hearing);
-    if (ready == 0 && atomic_load(&n->unsettled)) say_all_heard(n);
+    bool settles = ready == 0 && atomic_exchange(&n->unsettled, false);
+    for (tr__network_group *g = n->groups; settles && g; g = g->next) g->calls->heard_all(g->user);
     pthread_mutex_unlock(&n->hearing);
 }
 

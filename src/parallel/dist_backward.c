@@ -107,13 +107,6 @@ static tr_status complete_leaf(void *user, tr_tensor *leaf)
     return TR_OK;
 }
 
-static tr_status add_found(tr__part *p, int worker, int64_t number)
-{
-    if (!tr__grow(&p->found, (size_t)p->n_found, &p->found_room, sizeof *p->found)) return tr__part_no_memory();
-    p->found[p->n_found++] = (tr__found){worker, number};
-    return TR_OK;
-}
-
 /* What this node stands for in the context; NULL: it is of another one. */
 static const tr__dist_received *received_by(const tr__part *p, const tr__node *node)
 {
@@ -132,7 +125,10 @@ static tr_status enter_received(void *user, const tr__node *node)
     pthread_mutex_lock(&p->context->lock);
     p->context->received[r->index].pass = p->pass;
     pthread_mutex_unlock(&p->context->lock);
-    return p->smart ? add_found(p, (int)r->from, r->number) : TR_OK;
+    if (!p->smart) return TR_OK;
+    if (!tr__grow(&p->found, (size_t)p->n_found, &p->found_room, sizeof *p->found)) return tr__part_no_memory();
+    p->found[p->n_found++] = (tr__found){(int)r->from, r->number};
+    return TR_OK;
 }
 
 /* Nothing fails, as a program may mean it: what a frozen part of the model at another worker gave, say. */
@@ -289,14 +285,6 @@ void tr__part_push(tr__part *p, tr__item *it)
 {
     *p->last = it;
     p->last = &it->next;
-}
-
-static tr__item *pop(tr__part *p)
-{
-    tr__item *it = p->first;
-    p->first = it->next;
-    if (!p->first) p->last = &p->first;
-    return it;
 }
 
 /* ---- Messages that go out ---------------------------------------------------------------------------------------- */
@@ -532,7 +520,8 @@ static tr_status process(tr__part *p, const tr__item *it)
  * False: there is nothing to do. */
 static bool next_task(tr__part *p, tr__item **it)
 {
-    *it = p->first ? pop(p) : NULL;
+    *it = p->first;
+    if (*it && !(p->first = (*it)->next)) p->last = &p->first;
     if (!*it && !p->over) p->finishing = p->engaged && !p->finished && tr__backward_done(p->engine);
     return *it || p->finishing;
 }

@@ -283,9 +283,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
     }
     f->charged = w.used + w.payload;
     if (status == TR_OK) status = admit(rpc, f);
-    if (status == TR_OK) {
-        status = tr__rpc_send(rpc, p->worker, (tr__rpc_frame){.type = TR__RPC_REQUEST, .id = f->id}, &w);
-    }
+    if (status == TR_OK) status = tr__rpc_send(rpc, p->worker, (tr__rpc_frame){.type = TR__RPC_REQUEST, .id = f->id}, &w);
     if (status != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
     if (f->id) {
         tr_future *taken = status == TR_OK ? NULL : take_call(rpc, f->id);

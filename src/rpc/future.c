@@ -27,11 +27,6 @@ void tr__rpc_value_ref(const tr_value *v)
     tr_object_keep(tr__rpc_value_object(v));
 }
 
-static void value_unref(const tr_value *v)
-{
-    tr__unref(tr__rpc_value_object(v));
-}
-
 tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound **texts)
 {
     *kept = *v;
@@ -43,14 +38,18 @@ tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound 
         return TR_OK;
     }
     size_t size = bytes ? v->bytes.size : strlen(v->string) + 1;
-    tr__rpc_frame frame = {.body = size <= TR__RPC_BODY_MAX ? (uint32_t)size : 0};
-    *texts = size <= TR__RPC_BODY_MAX ? tr__inbound_new(0, &frame) : NULL;
-    if (!*texts) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %zu bytes", size);
-    memcpy((*texts)->body, data, size);
+    const tr__rpc_frame frame = {.pieces = 1};
+    tr__rpc_inbound *m = tr__inbound_new(0, &frame);
+    if (!m || !tr__rpc_piece_alloc(m->pieces, size)) {
+        if (m) tr__inbound_free(m);
+        return tr__fail(TR_NO_MEMORY, "rpc: no memory for %zu bytes", size);
+    }
+    *texts = m;
+    memcpy(m->pieces->memory, data, size);
     if (bytes)
-        kept->bytes.data = (*texts)->body;
+        kept->bytes.data = m->pieces->memory;
     else
-        kept->string = (const char *)(*texts)->body;
+        kept->string = m->pieces->memory;
     return TR_OK;
 }
 
@@ -68,7 +67,7 @@ static void destroy(void *self)
 {
     tr_future *f = self;
     free_thens(f);
-    value_unref(&f->value);
+    tr__unref(tr__rpc_value_object(&f->value));
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);
     tr__unref(f->held);
@@ -137,12 +136,6 @@ void tr__future_fail(tr_future *f, tr__error *failure)
 
 enum { NAP_NS = 10000000 };
 
-static tr_status outcome(const tr_future *f)
-{
-    if (f->object.error) return tr__fail_stored(f->object.error);
-    return tr__fail_stored(f->failure);
-}
-
 bool tr_future_done(const tr_future *future)
 {
     return !future || tr__error_of(future) || atomic_load(&((tr_future *)future)->done);
@@ -177,7 +170,7 @@ tr_status tr_future_wait(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     tr__future_await(f, INT64_MAX);
-    return outcome(f);
+    return tr__fail_stored(f->failure);
 }
 
 tr_status tr_future_wait_all(tr_future *const *list, int count)

@@ -87,17 +87,6 @@ static uint64_t bytes_in(tr__shm_channel *ring)
     return atomic_load(&ring->written) - atomic_load(&ring->read);
 }
 
-static bool has_room(tr__shm_channel *ring)
-{
-    return bytes_in(ring) <= TR__SHM_STREAM / 2;
-}
-
-static ssize_t offer_to_ring(tr__rpc_stream *f, const struct iovec *parts, int count)
-{
-    if (atomic_load_explicit(&f->out->closed, memory_order_relaxed)) return -1;
-    return (ssize_t)tr__shm_channel_put(f->out, &f->seen, parts, count);
-}
-
 /* Lets the writer know how far we have read. */
 static void give_room(tr__rpc_stream *f)
 {
@@ -130,8 +119,8 @@ static ssize_t receive_from_ring(tr__rpc_stream *f, void *to, size_t want)
 static ssize_t offer(tr__rpc_stream *f, const struct iovec *parts, int count)
 {
     ssize_t sent;
-    if (f->cut) return -1;
-    if (!f->wire) return offer_to_ring(f, parts, count);
+    if (f->cut || (!f->wire && atomic_load_explicit(&f->out->closed, memory_order_relaxed))) return -1;
+    if (!f->wire) return (ssize_t)tr__shm_channel_put(f->out, &f->seen, parts, count);
     do sent = tr__wire_send(f->wire, parts, count < IOV_MOST ? count : IOV_MOST);
     while (sent < 0 && errno == EINTR);
     return sent < 0 && tr__wire_would_block() ? 0 : sent;
@@ -343,7 +332,7 @@ bool tr__link_waiting(const tr__rpc_link *link)
     if (atomic_load_explicit(&f->broken, memory_order_relaxed)) return false;
     if (f->wire) return atomic_load(&f->ready);
     if (!f->in) return false;
-    if (atomic_load_explicit(&f->awaits_room, memory_order_relaxed) && has_room(f->out)) return true;
+    if (atomic_load_explicit(&f->awaits_room, memory_order_relaxed) && bytes_in(f->out) <= TR__SHM_STREAM / 2) return true;
     if (atomic_load(&f->stalled)) return false;
     bool closed = atomic_load_explicit(&f->out->closed, memory_order_relaxed) && !atomic_load(&f->ended);
     return bytes_in(f->in) || closed || atomic_load(&f->stalled_since);

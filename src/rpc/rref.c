@@ -37,7 +37,8 @@ static void value_freed(void *user, void *value)
     rpc->freed = f;
 }
 
-/* Lets go of the lock, and of values that nobody refers to any more. */
+/* Lets go of the lock, and of values that nobody refers to any more. Who waits for one that was never made, as the agent has stopped,
+ * waits in vain. */
 static void unlock(tr_rpc *rpc)
 {
     tr_future *freed = rpc->freed;
@@ -45,6 +46,11 @@ static void unlock(tr_rpc *rpc)
     pthread_mutex_unlock(&rpc->refs_lock);
     for (tr_future *f = freed, *next; f; f = next) {
         next = f->next;
+        if (!tr_future_done(f)) {
+            TR__KEEP_ERROR;
+            tr__fail(TR_STATE, "the value has not been made: \"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+            tr__future_fail(f, tr__error_take());
+        }
         tr__unref(f);
     }
 }
@@ -206,6 +212,15 @@ static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
     return slot;
 }
 
+/* The same, with a reference of the caller's: tr_rpc_stop() may free the value while that waits for it. */
+static tr_future *hold_slot(const tr_rref *ref)
+{
+    lock(ref->rpc);
+    tr_future *slot = tr__ref(slot_of(ref->rpc, ref->entry));
+    unlock(ref->rpc);
+    return slot;
+}
+
 /* Ends a future with a copy of a value, or (NULL) this thread's latest failure, and gives its reference up. */
 static void end_with(tr_future *f, const tr_value *value)
 {
@@ -300,13 +315,12 @@ tr_status tr_rref_local(tr_rref *ref, tr_value *out)
     if (ref->owner != ref->rpc->rank)
         return tr__fail(TR_INVALID, "tr_rref_local: the value lives at \"%s\", not here; tr_rref_to_here() copies it",
             ref->rpc->links[ref->owner].name);
-    lock(ref->rpc);
-    tr_future *slot = slot_of(ref->rpc, ref->entry);
-    unlock(ref->rpc);
+    tr_future *slot = hold_slot(ref);
     if (!slot) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
-    TR__TRY(tr_future_wait(slot));
-    *out = slot->value;
-    return TR_OK;
+    tr_status status = tr_future_wait(slot);
+    if (status == TR_OK) *out = slot->value;
+    tr__unref(slot);
+    return status;
 }
 
 /* A value of ours that another future is to have, too. */
@@ -322,13 +336,12 @@ static tr_future *here(tr_rref *ref)
     snprintf(f->function, sizeof f->function, "a reference");
     f->worker = ref->owner;
     f->held = tr__ref(ref);
-    lock(ref->rpc);
-    tr_future *slot = slot_of(ref->rpc, ref->entry);
-    unlock(ref->rpc);
+    tr_future *slot = hold_slot(ref);
     if (!slot || tr_future_then(slot, copy_outcome, tr__ref(f)) != TR_OK) {
         tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
         tr__object_break(f);
     }
+    tr__unref(slot);
     return f;
 }
 

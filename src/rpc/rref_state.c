@@ -239,11 +239,6 @@ void tr__rref_resend(tr__rref_table *t)
 
 /* ---- When things go ---------------------------------------------------------------------------------------------- */
 
-static void consider_value(tr__rref_table *t, tr__rref_entry *e)
-{
-    if (e->made && !e->handles && !e->forks.count) remove_entry(t, e);
-}
-
 static void consider_reference(tr__rref_table *t, tr__rref_entry *e)
 {
     if (e->handles || (!e->lost && (!e->made || e->pins.count))) return;
@@ -256,10 +251,10 @@ static void consider_reference(tr__rref_table *t, tr__rref_entry *e)
 
 static void consider(tr__rref_table *t, tr__rref_entry *e)
 {
-    if (e->owner == t->rank)
-        consider_value(t, e);
-    else
+    if (e->owner != t->rank)
         consider_reference(t, e);
+    else if (e->made && !e->handles && !e->forks.count)
+        remove_entry(t, e);
 }
 
 /* ---- What the worker does ---------------------------------------------------------------------------------------- */
@@ -380,12 +375,16 @@ bool tr__rref_hand_over(tr__rref_table *t, tr__rref_entry *e, int to, tr__rref_t
     return add_fork(e->owner == t->rank ? &e->forks : &e->pins, (fork_record){token->fork, to, true});
 }
 
+/* What covered a hand-over is over: at the owner one that it counted, at a user a pin. */
+static void uncover(tr__rref_table *t, tr__rref_number id, tr__rref_number fork)
+{
+    tr__rref_entry *e = tr__rref_find(t, id);
+    if (e && remove_fork(e->owner == t->rank ? &e->forks : &e->pins, fork)) consider(t, e);
+}
+
 void tr__rref_undo(tr__rref_table *t, const tr__rref_token *token)
 {
-    tr__rref_entry *e = tr__rref_find(t, token->id);
-    if (!e) return;
-    remove_fork(e->owner == t->rank ? &e->forks : &e->pins, token->fork);
-    consider(t, e);
+    uncover(t, token->id, token->fork);
 }
 
 void tr__rref_set_value(tr__rref_entry *e, void *value)
@@ -419,12 +418,6 @@ static void hear_add(tr__rref_table *t, int from, const tr__refer *m)
     post(t, from, counted ? TR__REFER_ADDED : TR__REFER_LOST, e ? e : &nothing, m->fork);
 }
 
-static void hear_drop(tr__rref_table *t, const tr__refer *m)
-{
-    tr__rref_entry *e = tr__rref_find(t, m->id);
-    if (e && e->owner == t->rank && remove_fork(&e->forks, m->fork)) consider(t, e);
-}
-
 /* At a user. */
 static void hear_answer(tr__rref_table *t, const tr__refer *m)
 {
@@ -436,12 +429,6 @@ static void hear_answer(tr__rref_table *t, const tr__refer *m)
     if (!f->counted) post(t, f->worker, TR__REFER_RECEIVED, e, m->fork);
     f->counted = true;
     consider(t, e);
-}
-
-static void hear_received(tr__rref_table *t, const tr__refer *m)
-{
-    tr__rref_entry *e = tr__rref_find(t, m->id);
-    if (e && e->owner != t->rank && remove_fork(&e->pins, m->fork)) consider(t, e);
 }
 
 void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
@@ -459,10 +446,10 @@ void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
     if (again) return;
     switch (m->kind) {
     case TR__REFER_ADD: hear_add(t, from, m); break;
-    case TR__REFER_DROP: hear_drop(t, m); break;
+    case TR__REFER_DROP:
+    case TR__REFER_RECEIVED: uncover(t, m->id, m->fork); break;
     case TR__REFER_ADDED:
     case TR__REFER_LOST: hear_answer(t, m); break;
-    case TR__REFER_RECEIVED: hear_received(t, m); break;
     default: break; /* of a later version: nothing that we would know */
     }
 }

@@ -135,13 +135,6 @@ static void collect_events(tr_rpc *rpc)
     } while (ready == EVENTS);
 }
 
-/* Under `reading`. */
-static void read_links(tr_rpc *rpc)
-{
-    for (int i = 0; i < rpc->world && !rpc->deaf; i++)
-        if (tr__link_waiting(&rpc->links[i])) tr__link_read(rpc, &rpc->links[i]);
-}
-
 static bool anything(const tr_rpc *rpc)
 {
     for (int i = 0; i < rpc->world; i++)
@@ -182,7 +175,8 @@ static bool read_held(tr_rpc *rpc, bool insist)
         pthread_mutex_lock(&rpc->reading);
     else if (pthread_mutex_trylock(&rpc->reading) != 0)
         return false;
-    read_links(rpc);
+    for (int i = 0; i < rpc->world && !rpc->deaf; i++)
+        if (tr__link_waiting(&rpc->links[i])) tr__link_read(rpc, &rpc->links[i]);
     tr__rpc_inbound *m = rpc->found;
     rpc->found = NULL;
     rpc->found_last = &rpc->found;
@@ -233,18 +227,6 @@ void tr__rpc_read_rest(tr_rpc *rpc, tr__rpc_link *link)
 
 /* ---- Requests ---------------------------------------------------------------------------------------------------- */
 
-static void push(tr_rpc *rpc, tr__rpc_inbound *m)
-{
-    pthread_mutex_lock(&rpc->queue_lock);
-    if (rpc->last)
-        rpc->last->next = m;
-    else
-        rpc->first = m;
-    rpc->last = m;
-    atomic_fetch_add(&rpc->queued, 1);
-    pthread_mutex_unlock(&rpc->queue_lock);
-}
-
 /* Wakes a sleeping thread when more requests are queued than this thread takes itself. */
 static void wake_another(tr_rpc *rpc)
 {
@@ -256,7 +238,14 @@ static void wake_another(tr_rpc *rpc)
 
 void tr__rpc_enqueue(tr_rpc *rpc, tr__rpc_inbound *m)
 {
-    push(rpc, m);
+    pthread_mutex_lock(&rpc->queue_lock);
+    if (rpc->last)
+        rpc->last->next = m;
+    else
+        rpc->first = m;
+    rpc->last = m;
+    atomic_fetch_add(&rpc->queued, 1);
+    pthread_mutex_unlock(&rpc->queue_lock);
     wake_another(rpc);
 }
 

@@ -660,6 +660,36 @@ static void a_circle_may_lead_through_several_ranks(void **state)
     for (int i = 0; i < 8; i++) tr__recorder_close(r[i]);
 }
 
+/* Process 0 is in a call of group 'a' that process 1 has not come to, which waits for a remote call of process 0. That is at work in
+ * it: the threads of an agent's do not wait for the program's. */
+static void a_remote_call_is_in_no_circle(void **state)
+{
+    (void)state;
+    tr__recorder *r[] = {waiting("a", 0, 2, TR_ALL_REDUCE, 7, 1), waiting("a", 1, 2, TR_ALL_REDUCE, 0, -1),
+        waiting("a.1-0", 0, 2, TR_BARRIER, 0, -1), waiting("a.1-0", 1, 2, TR_BARRIER, 0, -1)};
+    for (int i = 2; i < 4; i++) tr__recorder_is_rpc(r[i]);
+    assert_true(tr__recorder_wait(r[3], 0, false, "rpc slow on \"zero\"") != 0);
+    char *text = explain_processes((int[]){0, 1, 0, 1}, 4, false);
+    assert_null(strstr(text, "one order"));
+    const char *words = "=> rank 0 (pid 1001) is what rank 1 waits for: it has not answered rpc slow on \"zero\"";
+    if (!strstr(text, words)) fail_msg("nothing of '%s' in:\n%s", words, text);
+    free(text);
+    for (int i = 0; i < 4; i++) tr__recorder_close(r[i]);
+}
+
+/* Of ranks that are threads it is not known whose wait is whose: in 'b' process 0 has two, one of which waits. */
+static void threads_are_in_no_circle(void **state)
+{
+    (void)state;
+    tr__recorder *r[] = {waiting("a", 0, 2, TR_ALL_REDUCE, 7, 1), waiting("a", 1, 2, TR_ALL_REDUCE, 0, -1),
+        waiting("b", 0, 3, TR_BARRIER, 0, -1), waiting("b", 1, 3, TR_BARRIER, 0, -1), waiting("b", 2, 3, TR_BARRIER, 9, 0)};
+    char *text = explain_processes((int[]){0, 1, 0, 1, 1}, 5, false);
+    assert_null(strstr(text, "one order"));
+    assert_non_null(strstr(text, "=> rank 1 (pid 1002) is what rank 0 waits for: it has not entered all_reduce #7"));
+    free(text);
+    for (int i = 0; i < 5; i++) tr__recorder_close(r[i]);
+}
+
 /* A rank that has died lives on in a record when a child of it holds that. */
 static void a_dead_rank_is_told_from_its_child(void **state)
 {
@@ -779,6 +809,8 @@ int main(void)
         cmocka_unit_test(the_other_group_is_named),
         cmocka_unit_test(a_circle_across_groups_is_told_once),
         cmocka_unit_test(a_circle_may_lead_through_several_ranks),
+        cmocka_unit_test(a_remote_call_is_in_no_circle),
+        cmocka_unit_test(threads_are_in_no_circle),
         cmocka_unit_test(a_dead_rank_is_told_from_its_child),
         cmocka_unit_test(jobs_are_found_by_name_and_process),
         cmocka_unit_test(a_late_rank_is_reported),

@@ -1,6 +1,8 @@
 /* Remote procedure calls: ranks as threads. */
 #include "comm_ranks.h"
 
+#include "rpc/frame.h"
+
 #include <trireme/rpc.h>
 
 #include <pthread.h>
@@ -538,6 +540,29 @@ static void references_are_handed_around(void **state)
     run(4, references, NULL);
 }
 
+/* More bytes than a message has beside its tensors: they travel as a tensor's do, and so they may stay, too. */
+static void keep_many_bytes(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group);
+    OK(tr_status_of(rpc));
+    size_t size = TR__RPC_BODY_MAX + (size_t)1;
+    char *data = calloc(size, 1);
+    data[size - 1] = 7;
+    tr_rref *ref = tr_rref_new(rpc, tr_value_bytes((tr_bytes){data, size}));
+    tr_value value;
+    OK(tr_rref_local(ref, &value));
+    CHECK(value.bytes.size == size && value.bytes.data != data && ((const char *)value.bytes.data)[size - 1] == 7);
+    free(data);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void many_bytes_may_stay(void **state)
+{
+    (void)state;
+    run(1, keep_many_bytes, NULL);
+}
+
 /* ---- Other hosts -------------------------------------------------------------------------------------------------- */
 
 static void workers_of_other_hosts(void **state)
@@ -592,6 +617,7 @@ int main(void)
         cmocka_unit_test(a_wait_for_a_full_queue_is_recorded),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
+        cmocka_unit_test(many_bytes_may_stay),
         cmocka_unit_test(workers_of_other_hosts),
         cmocka_unit_test(a_wrong_token_makes_no_worker),
     };

@@ -363,6 +363,53 @@ static void stopping_ends_with_the_calls_timeout(void **state)
     run_both(2, stop_without_answers);
 }
 
+/* A value of ours that is to be made by an answer that never comes: who waits for it must not do so for ever. */
+typedef struct value_wait {
+    tr_rref *ref;
+    tr_status status;
+} value_wait;
+
+static void *wait_for_value(void *arg)
+{
+    value_wait *w = arg;
+    tr_value value;
+    w->status = tr_rref_local(w->ref, &value);
+    return NULL;
+}
+
+static void stop_beneath_values(rank *r)
+{
+    TR_SCOPE;
+    shelf *s = calloc(1, sizeof *s);
+    value_wait *w = calloc(1, sizeof *w);
+    tr_rpc *rpc = start(r, s, NULL);
+    OK(tr_status_of(rpc));
+    OK(tr_barrier(r->group));
+    tr_value v = tr_value_i64(1);
+    tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = tr_rpc_name(rpc, r->number), .function = "put_aside", .arguments = &v,
+        .count = 1, .timeout_ms = 50};
+    w->ref = tr_remote_with(&c);
+    await_calls(s, 1);
+    tr_future *copy = tr_rref_to_here(w->ref);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, wait_for_value, w) == 0);
+    CHECK(!tr_future_done(copy));
+    OK(tr_rpc_stop(rpc));
+    CHECK(tr_future_done(copy) && tr_future_wait(copy) == TR_STATE);
+    SAYS("\" has stopped (tr_rpc_stop)");
+    pthread_join(thread, NULL);
+    CHECK(w->status == TR_STATE);
+    tr_release(s->replies[0]);
+    free(w);
+    free(s);
+}
+
+static void stopping_ends_waits_for_values(void **state)
+{
+    (void)state;
+    run_both(2, stop_beneath_values);
+}
+
 /* ---- Many ------------------------------------------------------------------------------------------------------------- */
 
 static void owe_many(rank *r)
@@ -551,6 +598,7 @@ int main(void)
         cmocka_unit_test(an_answer_that_nobody_waits_for_is_dropped),
         cmocka_unit_test(stopping_waits_for_answers),
         cmocka_unit_test(stopping_ends_with_the_calls_timeout),
+        cmocka_unit_test(stopping_ends_waits_for_values),
         cmocka_unit_test(ten_thousand_are_owed_at_once),
         cmocka_unit_test(one_thread_is_enough),
         cmocka_unit_test(values_that_stay_are_made_later),

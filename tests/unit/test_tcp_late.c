@@ -3,6 +3,7 @@
 #include "comm/transport/tcp.h"
 #include "comm_ranks.h"
 
+#include <time.h>
 #include <unistd.h>
 
 static tr__tcp *tcp_of(const rank *r)
@@ -138,6 +139,46 @@ static void who_is_stopped_is_named_not_who_waits_for_it(void **state)
     run_tcp(4, hear_stale_words, NULL, NULL);
 }
 
+static int64_t time_of(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+}
+
+/* Rank 0 awaits a connection with rank 1, which has left, while one is still being made. It sleeps, until the time is up or the
+ * connection has come to nothing. */
+static void await_one_that_has_left(rank *r)
+{
+    enum { WAIT_MS = 200 };
+    tr__tcp *t = tcp_of(r);
+    tr__wire *wire = NULL;
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        pthread_mutex_lock(&t->network->hearing); /* nothing comes of it yet */
+        tr_status asked = tr__network_connect(t->place, 1, TR__P2P_CHANNEL);
+        bool left = atomic_exchange(&t->peers[1].left, true);
+        int64_t began = time_of(CLOCK_MONOTONIC), busy = time_of(CLOCK_THREAD_CPUTIME_ID);
+        tr_status waited = asked == TR_OK ? tr__tcp_await_wire(t, 1, TR__P2P_CHANNEL, WAIT_MS, &wire) : asked;
+        int64_t passed = time_of(CLOCK_MONOTONIC) - began;
+        busy = time_of(CLOCK_THREAD_CPUTIME_ID) - busy;
+        pthread_mutex_unlock(&t->network->hearing);
+        CHECK(waited == TR_TIMEOUT && !left && passed >= WAIT_MS * (int64_t)1000000);
+        SAYS("waited 0.2 s for rank 1 ");
+        CHECK(busy < passed / 4);
+        CHECK(tr__tcp_await_wire(t, 1, TR__P2P_CHANNEL, JOIN_MS, &wire) == TR_PEER);
+        SAYS("has left group");
+        atomic_store(&t->peers[1].left, false);
+    }
+    OK(tr_barrier(r->group));
+}
+
+static void who_awaits_a_connection_of_one_that_has_left_sleeps(void **state)
+{
+    (void)state;
+    run_tcp(2, await_one_that_has_left, NULL, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -145,6 +186,7 @@ int main(void)
         cmocka_unit_test(short_calls_are_told_of_too),
         cmocka_unit_test(who_wakes_to_a_broken_group_learns_why),
         cmocka_unit_test(who_is_stopped_is_named_not_who_waits_for_it),
+        cmocka_unit_test(who_awaits_a_connection_of_one_that_has_left_sleeps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

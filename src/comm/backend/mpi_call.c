@@ -172,11 +172,6 @@ static tr_status open_batch(batch *b, int64_t room)
     return TR_OK;
 }
 
-static tr_status wait_batch(const call *k, batch *b)
-{
-    return tr__mpi_wait(k->g, b->count, b->requests, b->statuses);
-}
-
 /* ---- Blocks ------------------------------------------------------------------------------------------------------ */
 
 static bool concerns(const call *k, int peer, bool send)
@@ -220,7 +215,7 @@ static tr_status move_blocks(const call *k)
     TR__TRY(open_batch(&b, requests_for_blocks(k) + 1));
     tr__collective_keep_own(k->c, k->rank, false);
     tr_status status = post_blocks(k, &b);
-    if (status == TR_OK) status = wait_batch(k, &b);
+    if (status == TR_OK) status = tr__mpi_wait(k->g, b.count, b.requests, b.statuses);
     free(b.requests);
     return status;
 }

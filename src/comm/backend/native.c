@@ -44,14 +44,6 @@ static tr_status listen_for_all(native *n, tr__endpoint_record *mine)
     return TR_OK;
 }
 
-/* A rank of another machine; below 0: there is none. */
-static int find_elsewhere(const native *n, const tr__endpoint_record *records)
-{
-    for (int rank = 0; rank < n->member.world_size; rank++)
-        if (strcmp(records[rank].machine, records[n->member.rank].machine) != 0) return rank;
-    return -1;
-}
-
 static tr_status check_wishes(const native *n, const tr__endpoint_record *records)
 {
     const tr__endpoint_record *mine = &records[n->member.rank];
@@ -68,12 +60,13 @@ static tr_status check_wishes(const native *n, const tr__endpoint_record *record
 static tr_status check_transports(const native *n, const tr__endpoint_record *records)
 {
     const tr__endpoint_record *mine = &records[n->member.rank];
-    int elsewhere = find_elsewhere(n, records);
+    int elsewhere = -1; /* a rank of another machine */
     for (int rank = 0; rank < n->member.world_size; rank++) {
         bool shm = strcmp(records[rank].address, "-") != 0, tcp = strcmp(records[rank].tcp_address, "-") != 0;
         if (shm != (n->shm != NULL) || tcp != (n->tcp != NULL))
             return tr__fail(TR_MISMATCH, "group '%s': ranks %d and %d are to use different transports; all must be given "
                 "the same .transport", n->member.group, n->member.rank, rank);
+        if (elsewhere < 0 && strcmp(records[rank].machine, mine->machine) != 0) elsewhere = rank;
         if (tcp && records[rank].table != mine->table)
             return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) and rank %d (on host %s) have different tables of "
                 "algorithms; all must be given the same .algorithms or TRIREME_ALGORITHMS, and files with the same rows",

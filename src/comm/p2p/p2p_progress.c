@@ -244,14 +244,6 @@ static void sleep_on_mail(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg),
     atomic_fetch_sub(&control->mail_sleepers, 1);
 }
 
-static void pause_for(const tr__p2p *p, int turn)
-{
-    if (turn < SPINS && !p->shm->crowded)
-        tr__relax();
-    else
-        sched_yield();
-}
-
 /* Works until done(p, arg). */
 static void work_until(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg), const void *arg)
 {
@@ -262,7 +254,10 @@ static void work_until(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg), co
         if (moved) turn = 0;
         if (turn < turns) {
             pthread_mutex_unlock(&p->lock);
-            pause_for(p, turn);
+            if (turn < SPINS && !p->shm->crowded)
+                tr__relax();
+            else
+                sched_yield();
             pthread_mutex_lock(&p->lock);
         } else {
             sleep_on_mail(p, done, arg);

@@ -44,16 +44,11 @@ static void broken(void *user, bool tell)
     if (tell) tell_failure(t);
 }
 
-static bool any_gave_up(const tr__shm *t)
+tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms)
 {
     bool any = false;
     for (int rank = 0; rank < t->world_size; rank++) any |= atomic_load(&t->peers[rank].control->gave_up) != 0;
-    return any;
-}
-
-tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms)
-{
-    return any_gave_up(t) ? tr__shm_await_reason(t, timeout_ms) : TR_OK;
+    return any ? tr__shm_await_reason(t, timeout_ms) : TR_OK;
 }
 
 tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)

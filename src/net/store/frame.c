@@ -31,16 +31,6 @@ static const unsigned char fixed_bytes[] = {
     [TR__FRAME_DELETE] = 0,
 };
 
-static bool is_type(unsigned type)
-{
-    return type >= TR__FRAME_HELLO && type <= TR__FRAME_DELETE;
-}
-
-static bool has_key(tr__frame_type type)
-{
-    return type != TR__FRAME_HELLO && type != TR__FRAME_REPLY && type != TR__FRAME_GATHER;
-}
-
 /* ---- Lists ------------------------------------------------------------------------------------------------------- */
 
 static bool take(tr__list *list, size_t bytes, const unsigned char **taken)
@@ -138,8 +128,10 @@ ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, 
     if (count < TR__FRAME_HEADER) return 0;
     size_t body = (size_t)tr__read_number(bytes, 4), key_bytes = (size_t)tr__read_number(bytes + 6, 2);
     unsigned version = bytes[4], type = bytes[5];
-    if (version != TR__FRAME_VERSION || !is_type(type) || body > limit - TR__FRAME_HEADER) return -1;
-    if (key_bytes > TR__KEY_MAX || has_key(type) != (key_bytes > 0) || body < key_bytes + fixed_bytes[type]) return -1;
+    bool known = type >= TR__FRAME_HELLO && type <= TR__FRAME_DELETE;
+    bool has_key = type != TR__FRAME_HELLO && type != TR__FRAME_REPLY && type != TR__FRAME_GATHER;
+    if (version != TR__FRAME_VERSION || !known || body > limit - TR__FRAME_HEADER) return -1;
+    if (key_bytes > TR__KEY_MAX || has_key != (key_bytes > 0) || body < key_bytes + fixed_bytes[type]) return -1;
     if (count < TR__FRAME_HEADER + body) return 0;
     const unsigned char *key = bytes + TR__FRAME_HEADER, *fixed = key + key_bytes, *rest = fixed + fixed_bytes[type];
     *frame = (tr__frame){.type = type, .key = (const char *)key, .key_bytes = key_bytes};

@@ -47,12 +47,6 @@ static void on_timeout(uv_timer_t *timer)
     tr__client_reply(c, TR__REPLY_TIMEOUT, NULL);
 }
 
-static void start_waiting(tr__client *c, tr__entry *entry, uint32_t timeout_ms)
-{
-    enter_queue(c, entry);
-    uv_timer_start(&c->timer, on_timeout, timeout_ms, 0);
-}
-
 /* ---- Several keys ------------------------------------------------------------------------------------------------ */
 
 void tr__request_changed(tr__server *s)
@@ -202,10 +196,12 @@ static void look_up(tr__client *c, const tr__frame *f)
     tr__entry *entry = tr__map_find(&c->server->map, f->key, f->key_bytes, f->timeout_ms > 0);
     if (entry && entry->value)
         tr__client_reply(c, TR__REPLY_OK, c->wants_value ? entry->value : NULL);
-    else if (entry && f->timeout_ms > 0)
-        start_waiting(c, entry, f->timeout_ms);
-    else
+    else if (!entry || f->timeout_ms == 0)
         tr__client_reply(c, f->timeout_ms > 0 ? TR__REPLY_NO_MEMORY : TR__REPLY_TIMEOUT, NULL);
+    else {
+        enter_queue(c, entry);
+        uv_timer_start(&c->timer, on_timeout, f->timeout_ms, 0);
+    }
 }
 
 static void change(tr__client *c, const tr__frame *f)

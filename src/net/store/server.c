@@ -121,12 +121,6 @@ static tr_status open_listener(tr__server *s, const tr__server_options *o, int *
     return TR_OK;
 }
 
-static tr_status start_thread(tr__server *s)
-{
-    int error = tr__thread_start(&s->thread, serve, s); /* without SIGPIPE: a client may go while it is written to */
-    return error ? tr__fail_errno(TR_NO_MEMORY, error, "store: cannot start its thread") : TR_OK;
-}
-
 static tr_status choose_name(tr__server *s)
 {
     char name[TR__SERVER_NAME];
@@ -166,7 +160,8 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     s->listener.data = s->stop.data = s;
     tr_status status = choose_name(s);
     if (status == TR_OK) status = open_listener(s, options, port);
-    if (status == TR_OK) status = start_thread(s);
+    if (status == TR_OK) error = tr__thread_start(&s->thread, serve, s); /* without SIGPIPE: a client may go meanwhile */
+    if (error) status = tr__fail_errno(TR_NO_MEMORY, error, "store: cannot start its thread");
     if (status == TR_OK) {
         *server = s;
     } else {
