@@ -165,7 +165,8 @@ static tr_tensor *composed(int which, tr_tensor **in)
     case 1: return tr_glu(in[0], 1);
     case 2: return tr_softsign(in[0]);
     case 3: return tr_bce_with_logits(in[0], in[3], .pos_weight = in[1], .weight = in[2], .reduction = TR_REDUCE_NONE);
-    default: return tr_bce_with_logits(in[0], in[3], .weight = in[2], .reduction = TR_REDUCE_NONE);
+    case 4: return tr_bce_with_logits(in[0], in[3], .weight = in[2], .reduction = TR_REDUCE_NONE);
+    default: return tr_smooth_l1_loss(in[0], in[3], .delta = 1e-5, .reduction = TR_REDUCE_NONE);
     }
 }
 
@@ -174,7 +175,7 @@ static void compositions_of_16_bits_round_once(void **state)
 {
     (void)state;
     for (int k = 0; k < 2; k++)
-        for (int which = 0; which < 5; which++) {
+        for (int which = 0; which < 6; which++) {
             TR_SCOPE;
             tr_dtype dtype = k ? TR_F16 : TR_BF16;
             tr_tensor *result[2][2];
