@@ -53,22 +53,22 @@ template <class C> __device__ inline C log_1_exp(C x)
 
 /* mish(x) = x tanh(softplus(x)). With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2), whose derivative is
  * 4e(e + 1)/(n + 2)^2. Where e*e is all there is, it may overflow: x is held at 40, in float at 20. */
-template <class C> __device__ inline C mish_exp(C x)
+template <class C> __device__ inline C mish_held(C x)
 {
     const C top = sizeof(C) == 4 ? C(20) : C(40);
-    return exp(x < top || x != x ? x : top);
+    return x > top ? top : x;
 }
 
 template <class C> __device__ inline C mish(C x)
 {
-    C e = mish_exp(x), n = e * (e + C(2));
+    C e = exp(mish_held(x)), n = e * (e + C(2));
     return x * (n / (n + C(2)));
 }
 
 template <class C> __device__ inline C mish_slope(C x)
 {
-    C e = mish_exp(x), n = e * (e + C(2));
-    return n / (n + C(2)) + x * (C(4) * e * (e + C(1)) / ((n + C(2)) * (n + C(2))));
+    C held = mish_held(x), e = exp(held), n = e * (e + C(2));
+    return n / (n + C(2)) + held * (C(4) * e * (e + C(1)) / ((n + C(2)) * (n + C(2))));
 }
 
 template <class C> __device__ inline C activated(tr_activation_kind kind, C x)

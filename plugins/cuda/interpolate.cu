@@ -34,12 +34,15 @@ __device__ taps single_tap(int64_t at)
 
 __device__ taps taps_of(tr_interpolation mode, bool align_corners, const line_of_taps &l, int64_t o)
 {
-    if (mode == TR_INTERPOLATE_NEAREST) { /* in f32, as PyTorch: where it rounds, the neighbour is the same */
-        float step = l.scale > 0 ? (float)(1 / l.scale) : (float)l.size / (float)l.outputs;
+    bool nearest = mode == TR_INTERPOLATE_NEAREST;
+    double scale = l.scale; /* when it counts: as on the CPU (src/ops/interpolate.c) */
+    if (l.outputs == l.size ? mode != TR_INTERPOLATE_BICUBIC : nearest && l.outputs == 2 * l.size) scale = 0;
+    if (nearest) { /* in f32, as PyTorch: where it rounds, the neighbour is the same */
+        float step = scale > 0 ? (float)(1 / scale) : (float)l.size / (float)l.outputs;
         int64_t at = (int64_t)floorf((float)o * step);
         return single_tap(at < l.size ? at : l.size - 1);
     }
-    double step = l.scale > 0 ? 1 / l.scale : (double)l.size / (double)l.outputs,
+    double step = scale > 0 ? 1 / scale : (double)l.size / (double)l.outputs,
            place = ((double)o + 0.5) * step - 0.5;
     if (align_corners) place = l.outputs > 1 ? (double)o * (double)(l.size - 1) / (double)(l.outputs - 1) : 0;
     bool linear = mode == TR_INTERPOLATE_BILINEAR;

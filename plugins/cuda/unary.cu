@@ -68,7 +68,7 @@ GRADIENT(silu_grad, g *sigmoid(x) * (C(1) + x * sigmoid(-x)))
 GRADIENT(mish_grad, g *mish_slope(x))
 GRADIENT(softplus_grad, g *sigmoid(x))
 GRADIENT(log_sigmoid_grad, g *sigmoid(-x))
-GRADIENT(hardswish_grad, x < C(-3) ? C(0) : x > C(3) ? g : g * (x / C(3) + C(0.5)))
+GRADIENT(hardswish_grad, x <= C(-3) ? C(0) : x >= C(3) ? g : g * (x / C(3) + C(0.5)))
 GRADIENT(hardsigmoid_grad, x > C(-3) && x < C(3) ? g / C(6) : C(0))
 GRADIENT(tanh_grad, g *(C(1) - x * x))   /* of the output */
 GRADIENT(sigmoid_grad, g *x *(C(1) - x)) /* of the output */

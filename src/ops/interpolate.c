@@ -60,9 +60,12 @@ static double cubic(double distance)
     return d < 2 ? a * (((d - 5) * d + 8) * d - 4) : 0;
 }
 
+/* As PyTorch has it on CPUs, a scale that leaves the size as it is does not count, nor does that of nearest where the size doubles. */
 static taps taps_of(const tr_interpolate_attrs *a, int64_t o, int64_t outputs, int64_t size, double scale)
 {
-    if (a->mode == TR_INTERPOLATE_NEAREST) { /* in f32, as PyTorch: where it rounds, the neighbour is the same */
+    bool nearest = a->mode == TR_INTERPOLATE_NEAREST;
+    if (outputs == size ? a->mode != TR_INTERPOLATE_BICUBIC : nearest && outputs == 2 * size) scale = 0;
+    if (nearest) { /* in f32, as PyTorch: where it rounds, the neighbour is the same */
         float step = scale > 0 ? (float)(1 / scale) : (float)size / (float)outputs;
         int64_t at = (int64_t)floorf((float)o * step);
         return (taps){1, {at < size ? at : size - 1}, {1}};

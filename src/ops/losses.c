@@ -79,7 +79,14 @@ tr_tensor *tr_huber_loss_with(const tr_huber_loss_options *o)
 
 tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *o)
 {
-    return reduced(tr_affine(huber_of("smooth_l1_loss", o), 1 / TR__OR(o, delta, 1), 0), o->reduction);
+    bool sound = o->x && o->target && !tr__bad(o->x) && !tr__bad(o->target);
+    if (sound && tr__dtype_of_x("smooth_l1_loss", "target", o->target, o->x) != TR_OK) return tr__tensor_failed();
+    tr_huber_loss_options wide = *o; /* what 16 bits make of a small delta's losses, and of 1/delta, is worthless */
+    wide.x = tr__widened(o->x);
+    wide.target = tr__widened(o->target);
+    tr_tensor *loss = tr_affine(huber_of("smooth_l1_loss", &wide), 1 / TR__OR(o, delta, 1), 0);
+    if (tr__bad(loss) || o->reduction != TR_REDUCE_NONE) return reduced(loss, o->reduction);
+    return tr__narrowed(loss, o->x);
 }
 
 /* Weights are broadcast to x, and x to nothing. */

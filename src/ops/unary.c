@@ -65,21 +65,21 @@ static double log_1_exp(double x)
 
 /* mish(x) = x tanh(softplus(x)). With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2), whose derivative is
  * 4e(e + 1)/(n + 2)^2. From 40 on e*e is all there is, and it may overflow: x is held there. */
-static double mish_exp(double x)
+static double mish_held(double x)
 {
-    return exp(x < 40 ? x : 40);
+    return x > 40 ? 40 : x; /* NaN stays */
 }
 
 static double mish(double x)
 {
-    double e = mish_exp(x), n = e * (e + 2);
+    double e = exp(mish_held(x)), n = e * (e + 2);
     return x * (n / (n + 2));
 }
 
 static double mish_slope(double x)
 {
-    double e = mish_exp(x), n = e * (e + 2);
-    return n / (n + 2) + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)));
+    double held = mish_held(x), e = exp(held), n = e * (e + 2);
+    return n / (n + 2) + held * (4 * e * (e + 1) / ((n + 2) * (n + 2)));
 }
 
 #define NEGATED(x) (int64_t)(0 - (uint64_t)(x))
@@ -117,7 +117,7 @@ GRADIENT(silu_grad, g *sigmoid(x) * (1 + x * sigmoid(-x)))
 GRADIENT(mish_grad, g *mish_slope(x))
 GRADIENT(softplus_grad, g *sigmoid(x))
 GRADIENT(log_sigmoid_grad, g *sigmoid(-x))
-GRADIENT(hardswish_grad, x < -3 ? 0 : x > 3 ? g : g * (x / 3 + 0.5))
+GRADIENT(hardswish_grad, x <= -3 ? 0 : x >= 3 ? g : g * (x / 3 + 0.5))
 GRADIENT(hardsigmoid_grad, x > -3 && x < 3 ? g / 6 : 0)
 GRADIENT_WITH(leaky_relu_grad, tr_leaky_relu_attrs, x > 0 ? g : g * a->slope)
 GRADIENT_WITH(elu_grad, tr_elu_attrs, g *a->scale *(x > 0 ? 1 : a->alpha * a->inner * exp(a->inner * x)))

@@ -565,7 +565,7 @@ const op_case op_cases[] = {
      {CASE("mish",                 mish,           WIDE(3, 50))},
     {CASE("softplus",             softplus,       WIDE(3, 50))},
     {CASE("log sigmoid",          log_sigmoid,    WIDE(3, 50))},
-    {CASE("hardswish",            hardswish,      WIDE(3, 50)), .kinks = {{0, -3, OP_RIGHT}, {0, 3, OP_LEFT}}},
+    {CASE("hardswish",            hardswish,      WIDE(3, 50)), .kinks = {{0, -3, OP_LEFT}, {0, 3, OP_RIGHT}}},
     {CASE("hardsigmoid",          hardsigmoid,    WIDE(3, 50)), .kinks = {{0, -3, OP_LEFT}, {0, 3, OP_RIGHT}}},
     {CASE("leaky relu",           leaky_relu,     NORMAL(3, 50)), .kinks = {{0, 0, OP_LEFT}}},
     {CASE("elu",                  elu,            WIDE(3, 50)), .kinks = {{0, 0, OP_LEFT}}},

@@ -77,6 +77,19 @@ static void functions_are_as_in_pytorch(void **state)
     torch_cases_check(file, cases, sizeof cases / sizeof *cases, TR_F32, 4e-6);
 }
 
+/* What F.interpolate(x, scale_factor=…) gives on a CPU, where the scale, taken by its word, would show other pixels. */
+static void a_scale_that_keeps_or_doubles_the_size_does_not_count(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *pair = tr_from(((double[]){0, 1}), TR_SHAPE(1, 1, 2), .dtype = TR_F64), *line = tr_arange(20, TR_F64, tr_cpu(0));
+    line = tr_reshape(line, TR_SHAPE(1, 1, 20));
+    torch_compare("nearest", "twice the size", tr_interpolate(pair, .scale = 2.3),
+        tr_from(((double[]){0, 0, 1, 1}), TR_SHAPE(1, 1, 4), .dtype = TR_F64), 0);
+    torch_compare("nearest", "the same size", tr_interpolate(line, .scale = 1.0499), line, 0);
+    torch_compare("linear", "the same size", tr_interpolate(line, .scale = 1.0499, .mode = TR_INTERPOLATE_BILINEAR), line, 0);
+}
+
 static void check_layer(const char *name, tr_module *layer)
 {
     const tr_tensor_list *file = recorded("images");
@@ -129,6 +142,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(functions_are_as_in_pytorch),
+        cmocka_unit_test(a_scale_that_keeps_or_doubles_the_size_does_not_count),
         cmocka_unit_test(layers_are_as_in_pytorch),
         cmocka_unit_test(layers_are_as_their_functions),
     };

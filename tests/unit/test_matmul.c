@@ -246,6 +246,24 @@ static void matmul_has_gradients(void **state)
     }
 }
 
+/* An empty batch of several dimensions, which no kernel may number. */
+static void empty_batches_have_gradients(void **state)
+{
+    (void)state;
+    static const tr_shape shapes[][2] = {
+        {{4, {2, 0, 3, 4}}, {4, {2, 1, 4, 5}}}, {{4, {0, 2, 3, 4}}, {3, {2, 4, 5}}}, {{4, {2, 0, 3, 4}}, {2, {4, 5}}}};
+    static const tr_dtype dtypes[] = {TR_F32, TR_F64, TR_BF16, TR_F16};
+    for (int i = 0; i < 4 * 3; i++) {
+        TR_SCOPE;
+        tr_dtype dtype = dtypes[i % 4];
+        tr_tensor *a = tr_zeros(shapes[i / 4][0], .dtype = dtype, .requires_grad = true);
+        tr_tensor *b = tr_ones(shapes[i / 4][1], .dtype = dtype, .requires_grad = true), *c = tr_matmul(a, b);
+        TR_CHECK(tr_backward(c, .gradient = tr_zeros(tr_shape_of(c), .dtype = dtype)));
+        assert_true(tr__shape_equal(tr_shape_of(tr_grad(a)), a->shape));
+        assert_same_bits(tr_grad(b), tr_zeros(b->shape, .dtype = dtype));
+    }
+}
+
 static void matmul_refuses(void **state)
 {
     (void)state;
@@ -482,6 +500,7 @@ int main(void)
         cmocka_unit_test(all_machines_are_reference),
         cmocka_unit_test(leading_dimensions_broadcast),
         cmocka_unit_test(matmul_has_gradients),
+        cmocka_unit_test(empty_batches_have_gradients),
         cmocka_unit_test(matmul_refuses),
         cmocka_unit_test(linear_is_matmul_and_sums),
         cmocka_unit_test(linear_has_gradients),

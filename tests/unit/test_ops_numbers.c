@@ -25,6 +25,24 @@ static void with_no_counted_target_the_loss_is_nan_and_the_gradient_zero(void **
     assert_true(tr_item(tr_sum(tr_abs(tr_grad(logits)))) == 0);
 }
 
+/* Where an activation is a line, its slope is 0 or 1 whatever x. */
+static void slopes_far_out_are_0_or_1(void **state)
+{
+    (void)state;
+    static tr_tensor *(*const activations[])(tr_tensor *) = {
+        tr_gelu, tr_gelu_exact, tr_silu, tr_mish, tr_softplus, tr_hardswish, tr_relu};
+    static const tr_dtype dtypes[] = {TR_F64, TR_F32, TR_BF16};
+    for (int i = 0; i < 7 * 3 * 2; i++) {
+        TR_SCOPE;
+        bool left = i / 21;
+        tr_tensor *x = tr_full(left ? -1e36 : 1e36, TR_SCALAR, .dtype = dtypes[i / 7 % 3], .requires_grad = true);
+        TR_CHECK(tr_backward(activations[i % 7](x)));
+        double slope = tr_item(tr_grad(x));
+        if (fabs(slope - !left) > 1e-6) fail_msg("activation %d has slope %g at %g, in %s", i % 7, slope, tr_item(x),
+            tr_dtype_name(tr_dtype_of(x)));
+    }
+}
+
 /* log 2 is less than the distance of such numbers, in f32 and in f64. */
 static void large_logits_keep_the_digits_of_their_loss(void **state)
 {
@@ -147,7 +165,8 @@ static tr_tensor *composed(int which, tr_tensor **in)
     case 1: return tr_glu(in[0], 1);
     case 2: return tr_softsign(in[0]);
     case 3: return tr_bce_with_logits(in[0], in[3], .pos_weight = in[1], .weight = in[2], .reduction = TR_REDUCE_NONE);
-    default: return tr_bce_with_logits(in[0], in[3], .weight = in[2], .reduction = TR_REDUCE_NONE);
+    case 4: return tr_bce_with_logits(in[0], in[3], .weight = in[2], .reduction = TR_REDUCE_NONE);
+    default: return tr_smooth_l1_loss(in[0], in[3], .delta = 1e-5, .reduction = TR_REDUCE_NONE);
     }
 }
 
@@ -156,7 +175,7 @@ static void compositions_of_16_bits_round_once(void **state)
 {
     (void)state;
     for (int k = 0; k < 2; k++)
-        for (int which = 0; which < 5; which++) {
+        for (int which = 0; which < 6; which++) {
             TR_SCOPE;
             tr_dtype dtype = k ? TR_F16 : TR_BF16;
             tr_tensor *result[2][2];
@@ -338,6 +357,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(with_no_counted_target_the_loss_is_nan_and_the_gradient_zero),
+        cmocka_unit_test(slopes_far_out_are_0_or_1),
         cmocka_unit_test(large_logits_keep_the_digits_of_their_loss),
         cmocka_unit_test(sure_and_right_answers_keep_the_digits_of_their_loss),
         cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),

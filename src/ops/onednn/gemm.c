@@ -141,7 +141,7 @@ static void run_tasks(void *arg, int64_t begin, int64_t end)
 static bool fits(const tr__gemm *p, tasks *work)
 {
     int64_t m = p->a.row.n, n = p->b.column.n;
-    if (p->a.dtype == TR_F64 || p->a.column.n == 0 || m == 0 || n == 0) return false;
+    if (p->a.dtype == TR_F64 || p->a.column.n == 0 || m == 0 || n == 0 || p->c_batch.n == 0) return false;
     if (!as_operand(&p->a, &work->a) || !as_operand(&p->b, &work->b) || !as_operand(&p->c, &work->c)) return false;
     if (work->c.transposed != 'N' || (p->bias && n > 1 && p->bias->stride[0] != 1)) return false;
     operand residual;

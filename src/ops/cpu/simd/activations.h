@@ -102,10 +102,11 @@ static inline vec mish_times_slope(vec g, vec x)
     return g * (n * part + 4.0f * x * (e * part) * ((e + 1.0f) * part));
 }
 
+/* The numbers next to -3 and 3 stand for "or equal". */
 static inline vec hardswish_times_slope(vec g, vec x)
 {
     vec middle = g * (x * (1 / 3.0f) + 0.5f);
-    return vec_where_larger(vec_all(-3), x, vec_all(0), vec_where_larger(x, vec_all(3), g, middle));
+    return vec_where_larger(vec_all(-0x1.7ffffep+1f), x, vec_all(0), vec_where_larger(x, vec_all(0x1.7ffffep+1f), g, middle));
 }
 
 #define ACTIVATION_EACH(to, expression)                                   \
