@@ -43,8 +43,8 @@ typedef struct tr_ddp_options {
     tr_group *group;
     double bucket_mb;     /* default 25, in MiB: gradients are reduced in ranges of about this size */
     int64_t check_every;  /* backwards; default 100; 0: never (a binding that fills in the struct says -1). Replicas are
-                             compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
-                             this is 0 */
+                             compared as tr_check_replicas() does, in the second backward, too; with TRIREME_CHECK=replicas
+                             in every backward, unless this is 0 */
     bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
     tr_dtype compress;    /* TR_BF16 or TR_F16: gradients travel in 16 bits, half of the bytes; pays over networks, not in
                              shared memory */
@@ -60,7 +60,7 @@ typedef struct tr_ddp_options {
  * gradients are averaged, and all ranks have rank 0's buffers, such as running statistics, which lie side by side and
  * travel in one broadcast. A parameter that took no part counts as a zero gradient, also when it did so on no rank: an
  * optimizer steps it, and weight decay moves it. tr_dist_backward() does the same for the gradients of its context.
- * Every .check_every backwards that exchange, parameters and buffers are compared when the gradients have been
+ * In the second and every .check_every-th backward that exchanges, parameters and buffers are compared when the gradients have been
  * averaged: TR_MISMATCH from tr_backward() on every rank names the odd ranks and the first tensor, nothing has been
  * stepped but what steps in backward, and the group can be used on. One backward at a time, in the same order on all ranks; a rank whose backward
  * fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give each of several modules

@@ -360,10 +360,12 @@ static tr_status exchange_rest(tr__ddp *d)
     return tr__buffers_broadcast(&d->buffers, d->group);
 }
 
-/* Are replicas to be compared after the exchange that comes? */
+/* Are replicas to be compared after the exchange that comes? After the second one, too: where ranks step otherwise, as with other
+ * rates, they differ from the first step on. */
 static bool is_check_due(const tr__ddp *d)
 {
-    return d->check_every && (d->exchanged + 1) % d->check_every == 0;
+    int64_t number = d->exchanged + 1;
+    return d->check_every && (number == 2 || number % d->check_every == 0);
 }
 
 /* Where they differ all ranks fail alike, and the group is sound. */
