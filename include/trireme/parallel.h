@@ -51,9 +51,11 @@ typedef struct tr_ddp_options {
     const tr_ddp_hook *hook; /* copied; NULL: an all_reduce with TR_AVG */
     const char *file;     /* where the call is, for messages: the macro sets both */
     int line;
+    bool modules_may_differ; /* the ranks' modules are not compared, but for their parameters and buffers */
 } tr_ddp_options;
-/* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients:
- * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory,
+/* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients) and modules
+ * (kinds and details: an activation's name, a dropout's probability, heads; see tr_module_detail()):
+ * TR_MISMATCH on all ranks names the first difference. Then it broadcasts rank 0's, lays the gradients out in shared memory,
  * and averages each bucket over the group as soon as backward has filled it, while backward goes on; the last one at
  * backward's end (Li et al., VLDB 2020). The first backward that exchanges does so at its end: rank 0's order, in which
  * gradients became final there, is the buckets' order on all ranks from then on. tr_backward() returns when all
