@@ -121,7 +121,8 @@ typedef struct tr_dist_rule {
  * safe. */
 typedef struct tr_dist_optimizer tr_dist_optimizer;
 
-/* parameters: references to leaves that require a gradient. Their owners lay them out anew, as optimizers do. */
+/* parameters: references to leaves that require a gradient. Their owners lay them out anew, as optimizers do. A count of -1, what
+ * the functions below give when they fail, puts it in error with their failure. */
 TR_API tr_dist_optimizer *tr_dist_optimizer_new(tr_rpc *rpc, tr_rref *const *parameters, int count, tr_dist_rule rule);
 /* Each owner makes one step from the context's gradients, all at the same time, and then has forgotten what stood at the
  * leaves themselves. On one owner steps, of any optimizers and contexts, run one after the other as they come. After a

@@ -43,24 +43,26 @@ typedef struct tr_ddp_options {
     tr_group *group;
     double bucket_mb;     /* default 25, in MiB: gradients are reduced in ranges of about this size */
     int64_t check_every;  /* backwards; default 100; 0: never (a binding that fills in the struct says -1). Replicas are
-                             compared as tr_check_replicas() does; with TRIREME_CHECK=replicas in every backward, unless
-                             this is 0 */
+                             compared as tr_check_replicas() does, in the second backward, too; with TRIREME_CHECK=replicas
+                             in every backward, unless this is 0 */
     bool local_buffers;   /* each rank keeps its own buffers, such as running statistics: PyTorch's broadcast_buffers=False */
     tr_dtype compress;    /* TR_BF16 or TR_F16: gradients travel in 16 bits, half of the bytes; pays over networks, not in
                              shared memory */
     const tr_ddp_hook *hook; /* copied; NULL: an all_reduce with TR_AVG */
     const char *file;     /* where the call is, for messages: the macro sets both */
     int line;
+    bool modules_may_differ; /* the ranks' modules are not compared, but for their parameters and buffers */
 } tr_ddp_options;
-/* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients:
- * TR_MISMATCH on all ranks names the first difference), broadcasts rank 0's, lays the gradients out in shared memory,
+/* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients) and modules
+ * (kinds and details: an activation's name, a dropout's probability, heads; see tr_module_detail()):
+ * TR_MISMATCH on all ranks names the first difference. Then it broadcasts rank 0's, lays the gradients out in shared memory,
  * and averages each bucket over the group as soon as backward has filled it, while backward goes on; the last one at
  * backward's end (Li et al., VLDB 2020). The first backward that exchanges does so at its end: rank 0's order, in which
  * gradients became final there, is the buckets' order on all ranks from then on. tr_backward() returns when all
  * gradients are averaged, and all ranks have rank 0's buffers, such as running statistics, which lie side by side and
  * travel in one broadcast. A parameter that took no part counts as a zero gradient, also when it did so on no rank: an
  * optimizer steps it, and weight decay moves it. tr_dist_backward() does the same for the gradients of its context.
- * Every .check_every backwards that exchange, parameters and buffers are compared when the gradients have been
+ * In the second and every .check_every-th backward that exchanges, parameters and buffers are compared when the gradients have been
  * averaged: TR_MISMATCH from tr_backward() on every rank names the odd ranks and the first tensor, nothing has been
  * stepped but what steps in backward, and the group can be used on. One backward at a time, in the same order on all ranks; a rank whose backward
  * fails breaks the group: the others get TR_PEER, which names it and quotes its message. Give each of several modules

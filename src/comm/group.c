@@ -386,6 +386,7 @@ tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, void
 
 void tr__group_give_up(tr_group *group)
 {
+    TR__KEEP_ERROR; /* of a group that is broken the backend gives that failure */
     pthread_mutex_lock(&group->lock);
     if (group->state) give_up(group);
     pthread_mutex_unlock(&group->lock);

@@ -360,10 +360,12 @@ static tr_status exchange_rest(tr__ddp *d)
     return tr__buffers_broadcast(&d->buffers, d->group);
 }
 
-/* Are replicas to be compared after the exchange that comes? */
+/* Are replicas to be compared after the exchange that comes? After the second one, too: where ranks step otherwise, as with other
+ * rates, they differ from the first step on. */
 static bool is_check_due(const tr__ddp *d)
 {
-    return d->check_every && (d->exchanged + 1) % d->check_every == 0;
+    int64_t number = d->exchanged + 1;
+    return d->check_every && (number == 2 || number % d->check_every == 0);
 }
 
 /* Where they differ all ranks fail alike, and the group is sound. */
@@ -581,16 +583,33 @@ static tr_status forward_many(tr_module *self, tr_tensor *const *inputs, int n, 
     return tr_forward_many(((tr__ddp *)self->state)->inner, inputs, n, outputs, self->n_outputs);
 }
 
+static bool modules_may_differ(const tr_ddp_options *o)
+{
+    return o->size >= offsetof(tr_ddp_options, modules_may_differ) + sizeof o->modules_may_differ && o->modules_may_differ;
+}
+
 /* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. */
 static tr_status compare_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
 {
     tr__facts facts = {0};
+    tr__facts_say(&facts, "modules_may_differ", "%s", modules_may_differ(o) ? "on" : "off");
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, d->check_every);
     tr__facts_say(&facts, "local_buffers", "%s", o->local_buffers ? "on" : "off");
     tr__facts_say(&facts, "compress", "%s", compress == TR_F32 ? "off" : tr_dtype_name(compress));
     tr__facts_say(&facts, "hook", "%s", d->hook.start ? "on" : "off");
     return tr__agree_once(d->group, "ddp", &facts);
+}
+
+/* The same tensors in other modules (an activation, a dropout, heads) would learn what none of the ranks computes. */
+static tr_status compare_modules(const tr__ddp *d, tr_module *module)
+{
+    tr__facts facts = {0};
+    if (module->detail) tr__facts_say(&facts, "model", "%s (%s)", tr_module_name(module), module->detail);
+    tr_status status = tr__parts_say(module, false, &facts);
+    if (status == TR_OK) return tr__agree_once(d->group, "ddp", &facts);
+    tr__facts_free(&facts);
+    return status;
 }
 
 /* The fields that came after the first version: a program that was built before them has none (docs/abi.md). */
@@ -627,6 +646,7 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     TR__TRY(tr_status_of(state));
     TR__TRY(compare_options(d, o, bucket_mb, compress));
     TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
+    if (!modules_may_differ(o)) TR__TRY(compare_modules(d, o->module));
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
     d->bucket_bytes = bucket_mb * (1 << 20);

@@ -125,6 +125,7 @@ static tr_future *make_at(const tr_dist_optimizer *o, int at, tr_rref *const *pa
 static tr_status set_up(tr_dist_optimizer *o, tr_rref *const *parameters, const tr_dist_rule *rule)
 {
     if (!tr__dist_worker_of(o->rpc)) return tr_status_of(o->rpc) == TR_OK ? TR_STATE : tr_status_of(o->rpc);
+    if (o->count < 0) return TR_STATE; /* why, is the thread's latest failure */
     if (o->count < 1) return tr__fail(TR_INVALID, "dist optimizer: there are no parameters to optimize");
     TR__TRY(find_owners(o, parameters));
     double settings[TR__DIST_SETTINGS];

@@ -2,6 +2,7 @@
 
 #include "base/crc32c.h"
 #include "base/hash.h"
+#include "nn/module.h"
 #include "optim/optimizer.h"
 #include "tensor/list.h"
 
@@ -101,6 +102,37 @@ tr_status tr__ranks_agree(tr_group *group, const tr_tensor_list *list, const cha
     free(digests);
     free(text);
     return status;
+}
+
+/* ---- Modules ----------------------------------------------------------------------------------------------------- */
+
+/* "model.h.0.attn": a module's kind and detail; "model.h.0.attn.weight": a tensor's dtype and shape. */
+static tr_status say_part(const tr__walk *walk, const char *kind, const char *detail)
+{
+    char *name = NULL;
+    if (asprintf(&name, "model.%s", walk->path) < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+    tr__facts_say(walk->user, name, "%s%s%s%s", kind, *detail ? " (" : "", detail, *detail ? ")" : "");
+    free(name);
+    return TR_OK;
+}
+
+static tr_status say_module(tr__walk *walk, tr_module *module)
+{
+    return *walk->path ? say_part(walk, tr_module_name(module), module->detail ? module->detail : "") : TR_OK;
+}
+
+static tr_status say_tensor(tr__walk *walk, const tr__member *member)
+{
+    const tr_tensor *t = member->tensor;
+    char kind[192];
+    snprintf(kind, sizeof kind, "%s %s", tr_dtype_name(t->dtype), TR__TEXT(t->shape));
+    return say_part(walk, kind, member->kind == TR__BUFFER ? "a buffer" : t->requires_grad ? "" : "frozen");
+}
+
+tr_status tr__parts_say(tr_module *model, bool tensors, tr__facts *facts)
+{
+    tr__walk walk = {.module = say_module, .tensor = tensors ? say_tensor : NULL, .user = facts};
+    return tr__module_walk(model, &walk);
 }
 
 /* ---- Optimizers -------------------------------------------------------------------------------------------------- */

@@ -19,34 +19,6 @@
 
 /* ---- The facts ----------------------------------------------------------------------------------------------------- */
 
-/* "model.h.0.attn": a module's kind and detail; "model.h.0.attn.weight": a tensor's dtype and shape. */
-static tr_status say_part(const tr__walk *walk, const char *kind, const char *detail)
-{
-    char *name = NULL;
-    if (asprintf(&name, "model.%s", walk->path) < 0) return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
-    tr__facts_say(walk->user, name, "%s%s%s%s", kind, *detail ? " (" : "", detail, *detail ? ")" : "");
-    free(name);
-    return TR_OK;
-}
-
-static const char *detail_of(const tr_module *module)
-{
-    return module->detail ? module->detail : "";
-}
-
-static tr_status say_module(tr__walk *walk, tr_module *module)
-{
-    return *walk->path ? say_part(walk, tr_module_name(module), detail_of(module)) : TR_OK;
-}
-
-static tr_status say_tensor(tr__walk *walk, const tr__member *member)
-{
-    const tr_tensor *t = member->tensor;
-    char kind[192];
-    snprintf(kind, sizeof kind, "%s %s", tr_dtype_name(t->dtype), TR__TEXT(t->shape));
-    return say_part(walk, kind, member->kind == TR__BUFFER ? "a buffer" : t->requires_grad ? "" : "frozen");
-}
-
 static tr_status say_model(const tr_trainer *t, tr__facts *facts)
 {
     TR_SCOPE;
@@ -55,11 +27,10 @@ static tr_status say_model(const tr_trainer *t, tr__facts *facts)
     TR__TRY(tr_status_of(state));
     int64_t elements = 0;
     for (int i = 0; i < state->count; i++) elements += tr_numel(state->entries[i].tensor);
-    const char *detail = detail_of(model);
+    const char *detail = model->detail ? model->detail : "";
     tr__facts_say(facts, "model", "%s of %" PRId64 " elements in %d tensors%s%s%s", tr_module_name(model), elements, state->count,
         *detail ? " (" : "", detail, *detail ? ")" : "");
-    tr__walk walk = {.module = say_module, .tensor = say_tensor, .user = facts};
-    return tr__module_walk(model, &walk);
+    return tr__parts_say(model, true, facts);
 }
 
 /* The schedule, the loss and the rest of the plan. */

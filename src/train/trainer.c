@@ -166,7 +166,7 @@ static tr_status set_up(tr_trainer *t)
     TR__TRY(tr__trainer_compare(t)); /* before anything is read, exchanged or written */
     if (p->resume) TR__TRY(tr__trainer_check_unsharded(t));
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, p->resume, &state));
-    t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0) : p->model);
+    t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0, .modules_may_differ = true) : p->model);
     TR__TRY(tr_status_of(t->net));
     TR__TRY(tr_step_in_backward(t->optimizer, p->step_in_backward));
     TR__TRY(may_step_in_backward(t, &t->may_step_in_backward));

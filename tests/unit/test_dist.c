@@ -368,6 +368,9 @@ static void run_failures(rank *r)
         tr_rref *bad = tr_rref_new(w.rpc, tr_value_i64(3));
         CHECK(tr_status_of(tr_dist_optimizer_new(w.rpc, &bad, 1, TR_DIST_SGD(.lr = 0.1))) == TR_INVALID);
         SAYS("parameter 0 is of kind i64, not a tensor");
+        int none = tr_remote_parameters(tr_remote(w.rpc, "w1", "no_net"), &bad, 1);
+        CHECK(none == -1 && tr_status_of(tr_dist_optimizer_new(w.rpc, &bad, none, TR_DIST_SGD(.lr = 0.1))) == TR_NOT_FOUND);
+        SAYS("module.count on \"w1\": no_net: no function of that name is registered there");
     }
     OK(tr_barrier(r->group));
     if (hook >= 0) tr_grad_hook_remove(weight, hook);

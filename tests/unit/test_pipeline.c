@@ -364,6 +364,9 @@ static void refuse_a_batch(rank *r)
     CHECK(status == (r->number ? TR_SHAPE : TR_PEER));
     SAYS("4 micro-batches do not divide the 3 rows of y");
     CHECK(tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), NULL, NULL) != TR_OK);
+    tr_tensor *three = tr_ones(TR_SHAPE(3, 1)); /* a rank's own mistake is its own failure, whatever broke the group */
+    CHECK(tr_pipeline_step(pipe, three, three, NULL) == TR_SHAPE);
+    SAYS(r->number ? "do not divide the 3 rows of y" : "do not divide the 3 rows of x");
 }
 
 static void a_batch_that_one_rank_refuses_ends_the_step_on_all(void **state)

@@ -151,7 +151,8 @@ static void ddp_compares_replicas_on_the_way(void **state)
          false},
         {0, 1, "2.bias", 2, 2, "were alike in backward 0 and differ in backward 2: rank 0 differs from the other 3 ranks in \"2.bias\"",
          false},
-        {3, 3, "1.weight", 0, 0, NULL, false},       /* not within a hundred */
+        {3, 3, "1.weight", 0, 0, NULL, false},       /* not within a hundred, */
+        {2, 1, "1.weight", 0, 2, "were alike in backward 0 and differ in backward 2: rank 2", false}, /* but after the first step */
         {3, 5, "1.running_mean", 1, 0, NULL, false}, /* rank 0's become everybody's */
         {1, 4, "2.weight", 3, 6, "differ in backward 6: rank 1 differs from the other 3 ranks in \"2.weight\"", true},
     };

@@ -519,7 +519,9 @@ static void references(rank *r)
         CHECK(tr_rref_owner(back) == owner && sum_here(back) == 60);
         tr_rref *lost = tr_remote(rpc, at, "broken");
         CHECK(tr_future_wait(tr_rref_to_here(lost)) == TR_SHAPE);
-        SAYS("the sails do not fit");
+        SAYS("broken: the sails do not fit");
+        CHECK(tr_future_wait(tr_rref_call(tr_remote(rpc, at, "no_such"), "sum_of", 2.0)) == TR_NOT_FOUND);
+        SAYS("no_such: no function of that name is registered there"); /* not sum_of */
         tr_value value;
         tr_rref *own = tr_rref_new(rpc, tr_value_string("anchor"));
         OK(tr_rref_local(own, &value));
