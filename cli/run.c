@@ -194,6 +194,7 @@ int tr__cli_run(int argc, char **argv)
         .rendezvous_ms = (int)(s.patience * 1000), .max_restarts = s.max_restarts, .token = s.token_file ? token : NULL);
     free(command);
     if (launched == TR_OK) return TR__EXIT_OK;
-    tr__complain("run", "%s", *report.text ? report.text : tr_error_message());
+    /* `trireme cluster`, which starts launchers so, tells this from warnings by its beginning. */
+    tr__complain(s.stop_on_eof ? "run --stop-on-eof" : "run", "%s", *report.text ? report.text : tr_error_message());
     return launched == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;
 }

@@ -44,11 +44,11 @@ static void append(char *text, size_t bytes, const char *line, size_t length)
     snprintf(text + used, bytes - used, "%s%.*s", used ? "\n" : "", (int)length, line);
 }
 
-/* A launcher says why a job has ended as "trireme run: …", and indents what else belongs to that. True for such a line: all
- * launchers say it, and it is the report's. */
+/* A launcher says why a job has ended as "trireme run --stop-on-eof: …", and indents what else belongs to that. True for such a
+ * line: all launchers say it, and it is the report's. */
 static bool remember(launcher *l, bool is_stderr, const char *line, size_t length)
 {
-    static const char begin[] = "trireme run: ";
+    static const char begin[] = "trireme run --stop-on-eof: ";
     size_t skip = sizeof begin - 1;
     bool begins = is_stderr && length > skip && !memcmp(line, begin, skip);
     if (begins) {
