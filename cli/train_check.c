@@ -15,6 +15,13 @@
 
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
 
+/* Two values, or two names of one file: what checkpoints say of some files is their full path. */
+static bool is_same(const char *now, const char *then)
+{
+    struct stat a, b;
+    return !strcmp(now, then) || (stat(now, &a) == 0 && stat(then, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
 /* What a checkpoint says is checked as what a user says is. */
 static int restore_setting(tr__train *t, const tr__setting *s, const char *path, const tr_tensor_list *model)
 {
@@ -23,7 +30,7 @@ static int restore_setting(tr__train *t, const tr__setting *s, const char *path,
     snprintf(key, sizeof key, "trireme.%s", s->name);
     const char *then = tr_list_metadata(model, key);
     if (tr__train_given(t, s->name)) {
-        bool same = then && tr__train_value(o, now, sizeof now) && !strcmp(now, then);
+        bool same = then && tr__train_value(o, now, sizeof now) && is_same(now, then);
         if (!s->fixed || same) return -1;
         return tr__train_failed(t, "--resume: the training in %s was started with%s --%s%s%s: leave --%s out", t->out,
                                 then ? "" : "out", s->name, then ? " " : "", then ? then : "", s->name);

@@ -141,12 +141,12 @@ static const char *unit(const text_training *m)
     return m->tokens ? "tokens" : "bytes";
 }
 
-static int check_text(tr__train *t)
+static int check_text(tr__train *t, int64_t world)
 {
     text_training *m = t->own;
     struct stat s;
-    if (t->ranks > 1 && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
-        return tr__train_failed(t, "%s is a pipe, which only one rank can read: give a file", t->data);
+    if ((world > 1 || t->max_restarts) && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
+        return tr__train_failed(t, "%s is a pipe, which can be read once, by one rank: give a file", t->data);
     m->text = read_text(t);
     if (tr_status_of(m->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
     int64_t training = tr_text_tokens(m->text, false), validation = tr_text_tokens(m->text, true);
@@ -241,7 +241,7 @@ static int check(tr__train *t, int64_t world)
     if (read_tokenizer(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
     tr__language_size o = size_of(t);
     t->parameters = m->language->parameters(&o);
-    int code = check_text(t);
+    int code = check_text(t, world);
     return code < 0 ? check_memory(t, world) : code;
 }
 
