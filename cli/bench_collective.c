@@ -259,23 +259,11 @@ static cJSON *size_object(const collective_run *r, int i)
 {
     const double *us = r->median_us[i];
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "bytes", (double)r->sizes.bytes[i]);
-    cJSON_AddNumberToObject(o, "median_us", us[WARM]);
-    cJSON_AddNumberToObject(o, "algbw_gbps", speed(r, i));
-    cJSON_AddNumberToObject(o, "cold_us", us[COLD]);
-    cJSON_AddNumberToObject(o, "private_us", us[PRIVATE]);
-    if (wanted(r, LIMIT)) {
-        cJSON_AddNumberToObject(o, "limit_us", us[LIMIT]);
-        cJSON_AddNumberToObject(o, "share_of_limit", us[LIMIT] / us[WARM]);
-    }
-    if (wanted(r, RING)) {
-        cJSON_AddNumberToObject(o, "ring_us", us[RING]);
-        cJSON_AddNumberToObject(o, "share_of_ring", us[RING] / us[WARM]);
-    }
-    if (wanted(r, PEER)) {
-        cJSON_AddNumberToObject(o, "peer_us", us[PEER]);
-        cJSON_AddNumberToObject(o, "ratio", us[PEER] / us[WARM]);
-    }
+    TR__ADD_NUMBERS(o, {"bytes", (double)r->sizes.bytes[i]}, {"median_us", us[WARM]}, {"algbw_gbps", speed(r, i)},
+        {"cold_us", us[COLD]}, {"private_us", us[PRIVATE]});
+    if (wanted(r, LIMIT)) TR__ADD_NUMBERS(o, {"limit_us", us[LIMIT]}, {"share_of_limit", us[LIMIT] / us[WARM]});
+    if (wanted(r, RING)) TR__ADD_NUMBERS(o, {"ring_us", us[RING]}, {"share_of_ring", us[RING] / us[WARM]});
+    if (wanted(r, PEER)) TR__ADD_NUMBERS(o, {"peer_us", us[PEER]}, {"ratio", us[PEER] / us[WARM]});
     return o;
 }
 

@@ -1,5 +1,7 @@
 /* `trireme train resnet18` and its like: classifiers of images. */
 #include "train.h"
+
+#include "bench_result.h"
 #include "train_image_data.h"
 
 #include <inttypes.h>
@@ -248,11 +250,9 @@ static void introduce(const tr__train *t)
 static void report(const tr__train *t, cJSON *object)
 {
     const images *m = t->own;
-    cJSON_AddNumberToObject(object, "classes", (double)m->images.classes);
-    cJSON_AddNumberToObject(object, "size", m->images.preparations[0].size);
-    cJSON_AddNumberToObject(object, "samples", (double)tr_dataset_count(m->images.training));
-    cJSON_AddNumberToObject(object, "validation_samples", (double)tr_dataset_count(m->images.validation));
-    cJSON_AddNumberToObject(object, "momentum", t->momentum);
+    TR__ADD_NUMBERS(object, {"classes", (double)m->images.classes}, {"size", m->images.preparations[0].size},
+        {"samples", (double)tr_dataset_count(m->images.training)},
+        {"validation_samples", (double)tr_dataset_count(m->images.validation)}, {"momentum", t->momentum});
 }
 
 static const tr__train_kind kind = {

@@ -1,6 +1,7 @@
 /* `trireme train gpt` and its like: language models on a text, in bytes or in tokens. */
 #include "train_text.h"
 
+#include "bench_result.h"
 #include "system.h"
 
 #include <inttypes.h>
@@ -300,10 +301,7 @@ static void report(const tr__train *t, cJSON *object)
 {
     const text_training *m = t->own;
     cJSON_AddStringToObject(object, "preset", m->preset);
-    cJSON_AddNumberToObject(object, "layers", m->layers);
-    cJSON_AddNumberToObject(object, "heads", m->heads);
-    cJSON_AddNumberToObject(object, "dim", m->dim);
-    cJSON_AddNumberToObject(object, "context", m->context);
+    TR__ADD_NUMBERS(object, {"layers", m->layers}, {"heads", m->heads}, {"dim", m->dim}, {"context", m->context});
 }
 
 static tr__train_kind kind_of(const tr__language *language)
