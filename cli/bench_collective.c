@@ -311,10 +311,7 @@ int tr__bench_collective(int argc, char **argv)
     const bench_kind *kind = kinds;
     while (strcmp(kind->name, argv[0]) != 0) kind++; /* tr__is_collective() has said so */
     collective_run *r = calloc(1, sizeof *r);
-    if (!r) {
-        tr__complain(TR__BENCH, "out of memory");
-        return TR__EXIT_FAILED;
-    }
+    if (!r) return tr__complain(TR__BENCH, "out of memory");
     *r = (collective_run){.kind = kind, .ranks = 2, .cold_mb = 128,
         .sizes = {7, {4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 25 << 20, 64 << 20}}};
     if (kind->kind == TR_BARRIER) r->sizes = (tr__sizes){1, {0}};

@@ -26,9 +26,7 @@ static int measure_clients(int clients, const char *json)
     for (int round = 0; round < ROUNDS; round++) {
         for (int secret = 0; secret < 2; secret++) {
             c.token = secret ? "a token for this run" : NULL;
-            if (tr__crowd_meet(&c, &seconds[secret][round])) continue;
-            tr__complain(TR__BENCH, "%s", c.failure);
-            return TR__EXIT_FAILED;
+            if (!tr__crowd_meet(&c, &seconds[secret][round])) return tr__complain(TR__BENCH, "%s", c.failure);
         }
     }
     cJSON *o = tr__result_new(NULL, "store/%d", clients), *results = cJSON_AddArrayToObject(o, "results");

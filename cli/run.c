@@ -183,10 +183,7 @@ int tr__cli_run(int argc, char **argv)
     if (s.timeout) env[set++] = timeout;
     tr__print_warnings("run");
     const char **command = command_of(argv);
-    if (!command) {
-        tr__complain("run", "no memory for the command");
-        return TR__EXIT_FAILED;
-    }
+    if (!command) return tr__complain("run", "no memory for the command");
     tr_launch_report report;
     tr_status launched = tr_launch((const char *const *)command, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
