@@ -202,7 +202,7 @@ tr_status tr_cluster_run_with(const tr_cluster_run_options *options)
     tr_launch_report *report = r.options.report ? r.options.report : &unused;
     *report = (tr_launch_report){.first_rank = -1};
     r.cluster = r.options.cluster;
-    TRY(tr_status_of(r.cluster));
+    TRY(tr__cluster_there(r.cluster, "cluster_run"));
     tr_status status = run_job(&r, report);
     for (int i = 0; i < r.cluster->count && r.launchers; i++) free(r.launchers[i].words);
     free(r.launchers);

@@ -314,6 +314,7 @@ tr_status tr_predict(tr_collective_kind kind, const char *algorithm, int world_s
     enum { PIECE = 64 << 10 }; /* bytes that the TCP transport forwards at once */
     tr_schedule s;
     tr_network n = {0};
+    if (!seconds) return tr_fail(TR_INVALID, "tr_predict: seconds is NULL");
     TRY(tr_schedule_find(kind, algorithm, world_size, bytes, &s));
     if (network)
         n = *network;

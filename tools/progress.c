@@ -41,6 +41,11 @@ tr_progress *tr_progress_new_with(const tr_progress_options *o)
 {
     tr_progress *p = tr_object_new(&progress_type);
     if (tr_status_of(p) != TR_OK) return p;
+    if (!o->to) {
+        (void)tr_fail(TR_INVALID, "progress: the stream is NULL");
+        (void)tr_object_break(p);
+        return p;
+    }
     p->to = o->to;
     p->terminal = !o->plain && isatty(fileno(o->to));
     p->ascii = o->ascii;
