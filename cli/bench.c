@@ -91,10 +91,7 @@ static int bench_model(int argc, char **argv)
 int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
 {
     const char **given = calloc((size_t)argc + 2, sizeof *given); /* "bench" and the arguments, which parsing rearranges */
-    if (!given) {
-        tr__complain(TR__BENCH, "out of memory");
-        return TR__EXIT_FAILED;
-    }
+    if (!given) return tr__complain(TR__BENCH, "out of memory");
     given[0] = "bench";
     for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
     int code = tr__parse(job->syntax, &argc, argv);
@@ -182,8 +179,7 @@ int tr__cli_bench(int argc, char **argv)
         }
         return TR__EXIT_OK;
     }
-    tr__complain(
-        "bench", what ? "there is no bench \"%s\"" : "what is missing, such as: trireme bench model", what);
+    tr__complain("bench", what ? "there is no bench \"%s\"" : "what is missing, such as: trireme bench model", what);
     fprintf(stderr, "Try: trireme bench --help\n");
     return TR__EXIT_USAGE;
 }

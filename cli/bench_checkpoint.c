@@ -259,10 +259,8 @@ static cJSON *report(const bench_checkpoint *b, double seconds[MEASURES][MOST_RO
 {
     bool disk = has_disk(b);
     cJSON *o = tr__result_new(b->program.version, "checkpoint%s", b->peer ? "" : "/alone");
-    cJSON_AddNumberToObject(o, "bytes", b->bytes);
-    cJSON_AddNumberToObject(o, "tensors", tr_list_count(b->model) + tr_list_count(b->state));
-    cJSON_AddNumberToObject(o, "threads", tr_threads(tr_cpu(0)));
-    cJSON_AddNumberToObject(o, "rounds", b->rounds);
+    TR__ADD_NUMBERS(o, {"bytes", b->bytes}, {"tensors", tr_list_count(b->model) + tr_list_count(b->state)},
+        {"threads", tr_threads(tr_cpu(0))}, {"rounds", b->rounds});
     cJSON_AddBoolToObject(o, "disk", disk);
     printf("%.2f GB in %d tensors, %d threads, %s, median of %d rounds\n", 1e-9 * b->bytes,
            tr_list_count(b->model) + tr_list_count(b->state), tr_threads(tr_cpu(0)),

@@ -259,23 +259,11 @@ static cJSON *size_object(const collective_run *r, int i)
 {
     const double *us = r->median_us[i];
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "bytes", (double)r->sizes.bytes[i]);
-    cJSON_AddNumberToObject(o, "median_us", us[WARM]);
-    cJSON_AddNumberToObject(o, "algbw_gbps", speed(r, i));
-    cJSON_AddNumberToObject(o, "cold_us", us[COLD]);
-    cJSON_AddNumberToObject(o, "private_us", us[PRIVATE]);
-    if (wanted(r, LIMIT)) {
-        cJSON_AddNumberToObject(o, "limit_us", us[LIMIT]);
-        cJSON_AddNumberToObject(o, "share_of_limit", us[LIMIT] / us[WARM]);
-    }
-    if (wanted(r, RING)) {
-        cJSON_AddNumberToObject(o, "ring_us", us[RING]);
-        cJSON_AddNumberToObject(o, "share_of_ring", us[RING] / us[WARM]);
-    }
-    if (wanted(r, PEER)) {
-        cJSON_AddNumberToObject(o, "peer_us", us[PEER]);
-        cJSON_AddNumberToObject(o, "ratio", us[PEER] / us[WARM]);
-    }
+    TR__ADD_NUMBERS(o, {"bytes", (double)r->sizes.bytes[i]}, {"median_us", us[WARM]}, {"algbw_gbps", speed(r, i)},
+        {"cold_us", us[COLD]}, {"private_us", us[PRIVATE]});
+    if (wanted(r, LIMIT)) TR__ADD_NUMBERS(o, {"limit_us", us[LIMIT]}, {"share_of_limit", us[LIMIT] / us[WARM]});
+    if (wanted(r, RING)) TR__ADD_NUMBERS(o, {"ring_us", us[RING]}, {"share_of_ring", us[RING] / us[WARM]});
+    if (wanted(r, PEER)) TR__ADD_NUMBERS(o, {"peer_us", us[PEER]}, {"ratio", us[PEER] / us[WARM]});
     return o;
 }
 
@@ -323,10 +311,7 @@ int tr__bench_collective(int argc, char **argv)
     const bench_kind *kind = kinds;
     while (strcmp(kind->name, argv[0]) != 0) kind++; /* tr__is_collective() has said so */
     collective_run *r = calloc(1, sizeof *r);
-    if (!r) {
-        tr__complain(TR__BENCH, "out of memory");
-        return TR__EXIT_FAILED;
-    }
+    if (!r) return tr__complain(TR__BENCH, "out of memory");
     *r = (collective_run){.kind = kind, .ranks = 2, .cold_mb = 128,
         .sizes = {7, {4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 25 << 20, 64 << 20}}};
     if (kind->kind == TR_BARRIER) r->sizes = (tr__sizes){1, {0}};

@@ -148,13 +148,8 @@ static void add_chain(dist_run *run, cJSON *o)
     double per_hop = (us[FAST] - us[LOCAL]) / hops, extra = us[SMART] - us[FAST];
     printf("A backward through %d workers, %d hops:\n  FAST   %9.1f us, %.1f a hop beyond the %.1f in one process\n"
         "  SMART  %9.1f us, %.1f more\n", run->workers, hops, us[FAST], per_hop, us[LOCAL], us[SMART], extra);
-    cJSON_AddNumberToObject(o, "workers", run->workers);
-    cJSON_AddNumberToObject(o, "hops", hops);
-    cJSON_AddNumberToObject(o, "local_backward_us", us[LOCAL]);
-    cJSON_AddNumberToObject(o, "fast_backward_us", us[FAST]);
-    cJSON_AddNumberToObject(o, "smart_backward_us", us[SMART]);
-    cJSON_AddNumberToObject(o, "fast_us_per_hop", per_hop);
-    cJSON_AddNumberToObject(o, "smart_extra_us", extra);
+    TR__ADD_NUMBERS(o, {"workers", run->workers}, {"hops", hops}, {"local_backward_us", us[LOCAL]}, {"fast_backward_us", us[FAST]},
+        {"smart_backward_us", us[SMART]}, {"fast_us_per_hop", per_hop}, {"smart_extra_us", extra});
 }
 
 static int report(dist_run *run)
@@ -166,12 +161,8 @@ static int report(dist_run *run)
     printf("  FAST   %9.1f us\n  SMART  %9.1f us\n", fast, smart);
     if (run->peer_command) printf("  peer   %9.1f us, %.1f times FAST's\n", peer, peer / fast);
     cJSON *o = tr__result_new(run->peer.version, "dist-autograd/%d%s", run->workers, run->peer_command ? "" : "/alone");
-    cJSON_AddNumberToObject(o, "step_us_median", fast);
-    cJSON_AddNumberToObject(o, "smart_step_us_median", smart);
-    if (run->peer_command) {
-        cJSON_AddNumberToObject(o, "peer_step_us_median", peer);
-        cJSON_AddNumberToObject(o, "ratio", peer / fast);
-    }
+    TR__ADD_NUMBERS(o, {"step_us_median", fast}, {"smart_step_us_median", smart});
+    if (run->peer_command) TR__ADD_NUMBERS(o, {"peer_step_us_median", peer}, {"ratio", peer / fast});
     add_chain(run, o);
     return tr__write_json(TR__BENCH, o, run->json);
 }

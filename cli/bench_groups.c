@@ -75,14 +75,9 @@ static int report(const groups *g, int ranks)
     printf("  %-28s %8d with 1, %d with %d\n", "descriptors", g->fds[0], g->fds[1], g->count);
     printf("  %-28s %8d with 1, %d with %d\n", "threads", g->threads[0], g->threads[1], g->count);
     cJSON *o = tr__result_new(NULL, "groups/%d", ranks);
-    cJSON_AddNumberToObject(o, "ranks", ranks);
-    cJSON_AddNumberToObject(o, "groups", g->count);
-    cJSON_AddNumberToObject(o, "split_us_median", split);
-    cJSON_AddNumberToObject(o, "all_reduce_us_median", first);
-    cJSON_AddNumberToObject(o, "fds_per_rank_with_1", g->fds[0]);
-    cJSON_AddNumberToObject(o, "fds_per_rank", g->fds[1]);
-    cJSON_AddNumberToObject(o, "threads_per_rank_with_1", g->threads[0]);
-    cJSON_AddNumberToObject(o, "threads_per_rank", g->threads[1]);
+    TR__ADD_NUMBERS(o, {"ranks", ranks}, {"groups", g->count}, {"split_us_median", split}, {"all_reduce_us_median", first},
+        {"fds_per_rank_with_1", g->fds[0]}, {"fds_per_rank", g->fds[1]}, {"threads_per_rank_with_1", g->threads[0]},
+        {"threads_per_rank", g->threads[1]});
     return tr__write_json(TR__BENCH, o, g->json);
 }
 

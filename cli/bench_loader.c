@@ -117,16 +117,12 @@ static int report(const bench_loader *b, int64_t count, const char *version, dou
         b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "samples", b->samples);
     cJSON_AddBoolToObject(o, "processes", b->processes);
-    cJSON_AddNumberToObject(o, "count", (double)count);
-    cJSON_AddNumberToObject(o, "batch", b->batch);
-    cJSON_AddNumberToObject(o, "workers", b->workers);
-    cJSON_AddNumberToObject(o, "us_per_sample", us);
-    cJSON_AddNumberToObject(o, "samples_per_s", 1e6 / us);
+    TR__ADD_NUMBERS(o, {"count", (double)count}, {"batch", b->batch}, {"workers", b->workers}, {"us_per_sample", us},
+        {"samples_per_s", 1e6 / us});
     if (b->peer) {
         double peer_us = tr__median(theirs, b->rounds);
         printf("the peer's       %10.3f us; ours take %.2f times less, pair by pair\n", peer_us, ratio);
-        cJSON_AddNumberToObject(o, "peer_us_per_sample", peer_us);
-        cJSON_AddNumberToObject(o, "ratio", ratio);
+        TR__ADD_NUMBERS(o, {"peer_us_per_sample", peer_us}, {"ratio", ratio});
     }
     return tr__write_json(TR__BENCH, o, b->json);
 }

@@ -253,29 +253,22 @@ static cJSON *to_json(const bench_run *r, const results *s)
     cJSON_AddBoolToObject(o, "step_in_backward", r->work.in_backward);
     cJSON_AddBoolToObject(o, "capture", b->capture);
     cJSON_AddBoolToObject(o, "bf16_state", b->bf16_state);
-    const struct {
-        const char *key;
-        double value;
-    } numbers[] = {{"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
+    TR__ADD_NUMBERS(o, {"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
         {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
-        {"peak_rss_mb_sum", r->rss_mb_sum}, {"peak_own_mb", r->own_mb},
-        {"device_peak_mb", r->device_mb}, {"minor_faults_per_step", r->faults},
-        {"flops_per_step", r->work.flops}, {"gflops", s->gflops},
-        {"peak_gflops", s->peak}, {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms},
-        {"replica_check_percent", s->check_percent}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) tr__add_number(o, numbers[i].key, numbers[i].value);
-    if (b->seq) tr__add_number(o, "seq", b->seq);
-    if (b->size) tr__add_number(o, "size", b->size);
+        {"peak_rss_mb_sum", r->rss_mb_sum}, {"peak_own_mb", r->own_mb}, {"device_peak_mb", r->device_mb},
+        {"minor_faults_per_step", r->faults}, {"flops_per_step", r->work.flops}, {"gflops", s->gflops}, {"peak_gflops", s->peak},
+        {"share_of_peak", s->share}, {"replica_check_ms", s->check_ms}, {"replica_check_percent", s->check_percent});
+    if (b->seq) TR__ADD_NUMBERS(o, {"seq", b->seq});
+    if (b->size) TR__ADD_NUMBERS(o, {"size", b->size});
     char rate[32];
     snprintf(rate, sizeof rate, "%ss_per_s", r->work.item);
-    tr__add_number(o, rate, s->items_per_s);
+    TR__ADD_NUMBERS(o, {rate, s->items_per_s});
     cJSON_AddStringToObject(o, "flops_counted", r->work.formula);
     cJSON_AddItemToObject(o, "step_ms", cJSON_CreateDoubleArray(r->ours, b->steps));
     if (b->peer) {
         cJSON_AddStringToObject(o, "peer", b->peer);
         cJSON_AddItemToObject(o, "peer_step_ms", cJSON_CreateDoubleArray(r->theirs, b->steps));
-        tr__add_number(o, "peer_step_ms_median", s->peer_ms);
-        tr__add_number(o, "ratio", s->ratio);
+        TR__ADD_NUMBERS(o, {"peer_step_ms_median", s->peer_ms}, {"ratio", s->ratio});
     }
     return o;
 }

@@ -8,7 +8,6 @@
 #include <trireme_commit.h>
 
 #include <errno.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -76,12 +75,9 @@ cJSON *tr__result_new(const char *peer_version, const char *bench, ...)
     return o;
 }
 
-void tr__add_number(cJSON *object, const char *key, double value)
+void tr__add_numbers(cJSON *object, const tr__number *n)
 {
-    if (isfinite(value))
-        cJSON_AddNumberToObject(object, key, value);
-    else
-        cJSON_AddNullToObject(object, key);
+    for (; n->key; n++) cJSON_AddNumberToObject(object, n->key, n->value);
 }
 
 int tr__write_json(const char *command, cJSON *object, const char *path)

@@ -12,8 +12,13 @@
  */
 cJSON *tr__result_new(const char *peer_version, const char *bench, ...) __attribute__((format(printf, 2, 3)));
 
-/* A number of an object; null where it is not finite. */
-void tr__add_number(cJSON *object, const char *key, double value);
+typedef struct tr__number {
+    const char *key;
+    double value;
+} tr__number;
+/* Numbers of an object, {"key", value}, …; each is null where it is not finite. */
+#define TR__ADD_NUMBERS(object, ...) tr__add_numbers(object, (const tr__number[]){__VA_ARGS__, {NULL, 0}})
+void tr__add_numbers(cJSON *object, const tr__number *numbers);
 
 /* Writes a JSON object, which may be NULL when memory ran out, and deletes it; path NULL: only that. Returns the exit code, after
  * a message where it is not 0. */

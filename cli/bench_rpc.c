@@ -155,20 +155,14 @@ static int write_results(const rpc_bench *b)
     cJSON *results = cJSON_AddArrayToObject(o, "results");
     for (int i = 0; i < b->sizes.count; i++) {
         cJSON *r = cJSON_CreateObject();
-        cJSON_AddNumberToObject(r, "bytes", (double)b->sizes.bytes[i]);
-        cJSON_AddNumberToObject(r, "median_us", b->us[i]);
-        if (b->stream) cJSON_AddNumberToObject(r, "raw_median_us", b->raw_us[i]);
-        if (b->stream) cJSON_AddNumberToObject(r, "of_raw", b->us[i] / b->raw_us[i]);
-        if (b->peer) cJSON_AddNumberToObject(r, "peer_median_us", b->peer_us[i]);
-        if (b->peer) cJSON_AddNumberToObject(r, "ratio", b->peer_us[i] / b->us[i]);
+        TR__ADD_NUMBERS(r, {"bytes", (double)b->sizes.bytes[i]}, {"median_us", b->us[i]});
+        if (b->stream) TR__ADD_NUMBERS(r, {"raw_median_us", b->raw_us[i]}, {"of_raw", b->us[i] / b->raw_us[i]});
+        if (b->peer) TR__ADD_NUMBERS(r, {"peer_median_us", b->peer_us[i]}, {"ratio", b->peer_us[i] / b->us[i]});
         cJSON_AddItemToArray(results, r);
     }
     cJSON_AddNumberToObject(o, "callers", b->callers);
     if (b->callers) cJSON_AddNumberToObject(o, "calls_per_s", b->rate);
-    if (b->callers && b->peer) {
-        cJSON_AddNumberToObject(o, "peer_calls_per_s", b->peer_rate);
-        cJSON_AddNumberToObject(o, "calls_ratio", b->rate / b->peer_rate);
-    }
+    if (b->callers && b->peer) TR__ADD_NUMBERS(o, {"peer_calls_per_s", b->peer_rate}, {"calls_ratio", b->rate / b->peer_rate});
     return tr__write_json(TR__BENCH, o, b->json);
 }
 

@@ -26,9 +26,7 @@ static int measure_clients(int clients, const char *json)
     for (int round = 0; round < ROUNDS; round++) {
         for (int secret = 0; secret < 2; secret++) {
             c.token = secret ? "a token for this run" : NULL;
-            if (tr__crowd_meet(&c, &seconds[secret][round])) continue;
-            tr__complain(TR__BENCH, "%s", c.failure);
-            return TR__EXIT_FAILED;
+            if (!tr__crowd_meet(&c, &seconds[secret][round])) return tr__complain(TR__BENCH, "%s", c.failure);
         }
     }
     cJSON *o = tr__result_new(NULL, "store/%d", clients), *results = cJSON_AddArrayToObject(o, "results");
@@ -85,9 +83,7 @@ static int report_join(const tr_group *group, double first, double *again, const
     printf("%d ranks join, from the first one's call to the last one's return\n", ranks);
     printf("  %-28s %8.3f s\n  %-28s %8.3f s, median of %d\n", "while their processes start", first, "again", median, ROUNDS);
     cJSON *o = tr__result_new(NULL, "join/%d", ranks);
-    cJSON_AddNumberToObject(o, "ranks", ranks);
-    cJSON_AddNumberToObject(o, "first_s", first);
-    cJSON_AddNumberToObject(o, "again_s", median);
+    TR__ADD_NUMBERS(o, {"ranks", ranks}, {"first_s", first}, {"again_s", median});
     return tr__write_json(TR__BENCH, o, json);
 }
 

@@ -110,33 +110,24 @@ tr_status tr__bare_stream_open(tr_group *group, tr__bare_stream **stream)
     return s->piece ? connect_both(s, group) : no_memory();
 }
 
-/* As much of it as the socket takes or gives at once; false: the connection has failed. */
-static bool move_some(const tr__bare_stream *s, bool out, char *at, size_t bytes, int64_t *done)
+/* memory NULL: they are the piece, again and again. False: the connection has failed. */
+static bool move(const tr__bare_stream *s, bool out, char *memory, int64_t bytes)
 {
-    ssize_t n = out ? send(s->socket, at, bytes, MSG_NOSIGNAL) : recv(s->socket, at, bytes, 0);
-    if (n > 0) *done += n;
-    if (n == 0) errno = ECONNRESET;
-    return n > 0 || (n < 0 && errno == EINTR);
-}
-
-static bool move(const tr__bare_stream *s, bool out, int64_t bytes)
-{
-    for (int64_t done = 0; done < bytes;)
-        if (!move_some(s, out, s->piece, bytes - done < PIECE ? (size_t)(bytes - done) : PIECE, &done)) return false;
-    return true;
-}
-
-static bool move_all(const tr__bare_stream *s, bool out, void *memory, int64_t bytes)
-{
-    for (int64_t done = 0; done < bytes;)
-        if (!move_some(s, out, (char *)memory + done, (size_t)(bytes - done), &done)) return false;
+    for (int64_t done = 0; done < bytes;) {
+        char *at = memory ? memory + done : s->piece;
+        size_t most = memory || bytes - done < PIECE ? (size_t)(bytes - done) : PIECE;
+        ssize_t n = out ? send(s->socket, at, most, MSG_NOSIGNAL) : recv(s->socket, at, most, 0);
+        if (n > 0) done += n;
+        if (n == 0) errno = ECONNRESET;
+        if (n == 0 || (n < 0 && errno != EINTR)) return false;
+    }
     return true;
 }
 
 /* Rank 0 asks for the bytes, so that its time has all of them in it. */
 tr_status tr__bare_stream_run(const tr__bare_stream *s, int64_t bytes)
 {
-    if (s->rank > 1 || (move(s, s->rank == 0, 1) && move(s, s->rank == 1, bytes))) return TR_OK;
+    if (s->rank > 1 || (move(s, s->rank == 0, NULL, 1) && move(s, s->rank == 1, NULL, bytes))) return TR_OK;
     return tr_fail(TR_IO, "the bare stream is broken: %s", strerror(errno));
 }
 
@@ -144,11 +135,11 @@ tr_status tr__bare_stream_run(const tr__bare_stream *s, int64_t bytes)
 static void *bounce(void *arg)
 {
     tr__bare_stream *s = arg;
-    for (series given; move_all(s, false, &given, sizeof given);) {
+    for (series given; move(s, false, (char *)&given, sizeof given);) {
         char *memory = malloc((size_t)given.bytes);
         bool lasts = memory != NULL;
         for (int64_t i = 0; lasts && i < given.rounds; i++)
-            lasts = move_all(s, false, memory, given.bytes) && move_all(s, true, memory, given.bytes);
+            lasts = move(s, false, memory, given.bytes) && move(s, true, memory, given.bytes);
         free(memory);
         if (!lasts) shutdown(s->socket, SHUT_RDWR); /* tells rank 0 */
     }
@@ -167,10 +158,10 @@ bool tr__bare_stream_time(const tr__bare_stream *s, int64_t bytes, int rounds, d
 {
     series given = {bytes, rounds};
     char *memory = calloc(1, (size_t)bytes);
-    bool lasts = memory && move_all(s, true, &given, sizeof given);
+    bool lasts = memory && move(s, true, (char *)&given, sizeof given);
     for (int i = 0; lasts && i < rounds; i++) {
         double began = tr__now_us();
-        lasts = move_all(s, true, memory, bytes) && move_all(s, false, memory, bytes);
+        lasts = move(s, true, memory, bytes) && move(s, false, memory, bytes);
         us[i] = tr__now_us() - began;
     }
     free(memory);

@@ -227,9 +227,7 @@ static cJSON *time_object(const tr__time *time)
     cJSON *o = cJSON_CreateObject();
     cJSON_AddStringToObject(o, "kind", tr__tune_kind_name(time->kind));
     cJSON_AddStringToObject(o, "algorithm", tr__tune_algorithms[time->algorithm]);
-    cJSON_AddNumberToObject(o, "bytes", (double)time->bytes);
-    cJSON_AddNumberToObject(o, "median_us", time->measured_us);
-    cJSON_AddNumberToObject(o, "predicted_us", time->predicted_us);
+    TR__ADD_NUMBERS(o, {"bytes", (double)time->bytes}, {"median_us", time->measured_us}, {"predicted_us", time->predicted_us});
     return o;
 }
 
@@ -237,13 +235,10 @@ static int write_json(const tune *t, const tr__tune_error *e)
 {
     cJSON *o = tr__result_new(NULL, "tune/%d", t->world), *network = cJSON_AddObjectToObject(o, "network");
     cJSON_AddNumberToObject(o, "ranks", t->world);
-    cJSON_AddNumberToObject(network, "latency_us", t->network.latency_us);
-    cJSON_AddNumberToObject(network, "overhead_us", t->network.overhead_us);
-    cJSON_AddNumberToObject(network, "gbytes_per_s", t->network.gbytes_per_s);
-    cJSON_AddNumberToObject(network, "copy_gbytes_per_s", t->network.copy_gbytes_per_s);
-    cJSON_AddNumberToObject(network, "fold_gbytes_per_s", t->network.fold_gbytes_per_s);
-    cJSON_AddNumberToObject(o, "error_median", e->median);
-    cJSON_AddNumberToObject(o, "error_worst", e->worst);
+    TR__ADD_NUMBERS(network, {"latency_us", t->network.latency_us}, {"overhead_us", t->network.overhead_us},
+        {"gbytes_per_s", t->network.gbytes_per_s}, {"copy_gbytes_per_s", t->network.copy_gbytes_per_s},
+        {"fold_gbytes_per_s", t->network.fold_gbytes_per_s});
+    TR__ADD_NUMBERS(o, {"error_median", e->median}, {"error_worst", e->worst});
     cJSON *results = cJSON_AddArrayToObject(o, "results");
     for (int i = 0; i < t->times.count; i++) cJSON_AddItemToArray(results, time_object(&t->times.list[i]));
     return tr__write_json(TR__BENCH, o, t->json);

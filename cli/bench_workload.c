@@ -225,22 +225,13 @@ static work vgg11_work(int size)
     return w;
 }
 
-static tr_module *lenet(void)
-{
-    return tr_lenet(.classes = CLASSES, .seed = 1);
-}
-static tr_module *resnet18(void)
-{
-    return tr_resnet18(.seed = 1);
-}
-static tr_module *resnet50(void)
-{
-    return tr_resnet50(.seed = 1);
-}
-static tr_module *vgg11(void)
-{
-    return tr_vgg11(.seed = 1);
-}
+#define BUILDER(name) \
+    static tr_module *name(void) { return tr_##name(.seed = 1); }
+BUILDER(lenet)
+BUILDER(resnet18)
+BUILDER(resnet50)
+BUILDER(vgg11)
+#undef BUILDER
 
 static const struct image_model {
     const char *name;

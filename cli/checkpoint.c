@@ -189,12 +189,10 @@ static cJSON *part_json(const tr_checkpoint_part *p)
         cJSON *shape = cJSON_AddArrayToObject(o, "shape");
         for (int d = 0; d < p->shape.ndim; d++)
             cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)p->shape.dim[d]));
-        cJSON_AddNumberToObject(o, "nans", (double)p->nans);
-        cJSON_AddNumberToObject(o, "infinities", (double)p->infinities);
+        TR__ADD_NUMBERS(o, {"nans", (double)p->nans}, {"infinities", (double)p->infinities});
         if (p->first_not_finite >= 0) cJSON_AddNumberToObject(o, "first_not_finite", (double)p->first_not_finite);
     }
-    cJSON_AddNumberToObject(o, "begin", (double)p->begin);
-    cJSON_AddNumberToObject(o, "end", (double)p->end);
+    TR__ADD_NUMBERS(o, {"begin", (double)p->begin}, {"end", (double)p->end});
     if (p->damage) cJSON_AddStringToObject(o, "damage", p->damage);
     return o;
 }
@@ -209,17 +207,13 @@ static cJSON *survey_json(const survey *s, bool all)
     if (*s->why) cJSON_AddStringToObject(o, "failure", s->why);
     cJSON_AddBoolToObject(o, "has_manifest", r->has_manifest);
     if (r->has_manifest) {
-        cJSON_AddNumberToObject(o, "step", (double)r->step);
-        cJSON_AddNumberToObject(o, "loss", r->loss);
+        TR__ADD_NUMBERS(o, {"step", (double)r->step}, {"loss", r->loss});
         cJSON_AddStringToObject(o, "save", r->save);
         cJSON_AddStringToObject(o, "version", r->version);
         cJSON_AddStringToObject(o, "settings", r->settings);
     }
-    cJSON_AddNumberToObject(o, "files", r->files);
-    cJSON_AddNumberToObject(o, "tensors", r->tensors);
-    cJSON_AddNumberToObject(o, "bytes", (double)r->bytes);
-    cJSON_AddNumberToObject(o, "damaged", r->damaged);
-    cJSON_AddNumberToObject(o, "not_finite", r->not_finite);
+    TR__ADD_NUMBERS(o, {"files", r->files}, {"tensors", r->tensors}, {"bytes", (double)r->bytes}, {"damaged", r->damaged},
+        {"not_finite", r->not_finite});
     parts = cJSON_AddArrayToObject(o, all ? "parts" : "problems");
     for (int i = 0; i < s->count; i++) {
         const tr_checkpoint_part *p = &s->parts[i].is;

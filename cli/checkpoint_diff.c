@@ -130,9 +130,7 @@ static tr_status compare(diff *d, const char *file, const char *name, tr_tensor 
     if (!alike) return TR_OK;
     if (same_kind) cJSON_AddNumberToObject(o, "different", (double)far.different);
     if (same_kind) cJSON_AddNumberToObject(o, "first", (double)far.first);
-    cJSON_AddNumberToObject(o, "nan_on_one_side", (double)far.nans);
-    cJSON_AddNumberToObject(o, "max_absolute", far.absolute);
-    cJSON_AddNumberToObject(o, "max_relative", far.relative);
+    TR__ADD_NUMBERS(o, {"nan_on_one_side", (double)far.nans}, {"max_absolute", far.absolute}, {"max_relative", far.relative});
     return TR_OK;
 }
 
@@ -234,9 +232,7 @@ static int write_json(const diff *d, cJSON *o, bool same, const char *path)
     cJSON_AddStringToObject(o, "a", d->paths[0]);
     cJSON_AddStringToObject(o, "b", d->paths[1]);
     cJSON_AddBoolToObject(o, "same", same);
-    cJSON_AddNumberToObject(o, "tensors", (double)d->tensors);
-    cJSON_AddNumberToObject(o, "different", (double)d->different);
-    cJSON_AddNumberToObject(o, "max_absolute", d->most);
+    TR__ADD_NUMBERS(o, {"tensors", (double)d->tensors}, {"different", (double)d->different}, {"max_absolute", d->most});
     return tr__write_json(DIFF, o, path);
 }
 

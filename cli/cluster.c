@@ -35,11 +35,6 @@ static tr_cluster *open_cluster(const settings *s)
     return tr_cluster_open(s->hosts, .slots = s->slots, .ssh = s->ssh, .command = command, .state = s->state);
 }
 
-static int conclude(const char *command, tr_status status)
-{
-    return status == TR_OK ? TR__EXIT_OK : tr__failed(command);
-}
-
 /* ---- check ----------------------------------------------------------------------------------------------------------- */
 
 static void print_finding(const tr_cluster_host *host, tr_status status, int cores, const char *text, void *user)
@@ -188,7 +183,7 @@ static int logs(int argc, char **argv)
         options, .operands = {0, 1}};
     int parsed = parse_job(argc, argv, &syntax, &s);
     if (parsed >= 0) return parsed;
-    return conclude("cluster logs", tr_cluster_logs(open_cluster(&s), s.job, s.follow, print_rank, &s));
+    return tr_cluster_logs(open_cluster(&s), s.job, s.follow, print_rank, &s) ? tr__failed("cluster logs") : TR__EXIT_OK;
 }
 
 static int stop(int argc, char **argv)
@@ -201,7 +196,7 @@ static int stop(int argc, char **argv)
         options, .operands = {0, 1}};
     int parsed = parse_job(argc, argv, &syntax, &s);
     if (parsed >= 0) return parsed;
-    return conclude("cluster stop", tr_cluster_stop(open_cluster(&s), s.job, (int)(s.patience * 1000)));
+    return tr_cluster_stop(open_cluster(&s), s.job, (int)(s.patience * 1000)) ? tr__failed("cluster stop") : TR__EXIT_OK;
 }
 
 /* ---- Which ------------------------------------------------------------------------------------------------------------ */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void tr__complain(const char *command, const char *format, ...)
+int tr__complain(const char *command, const char *format, ...)
 {
     char text[8192];
     va_list arguments;
@@ -19,12 +19,12 @@ void tr__complain(const char *command, const char *format, ...)
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     fprintf(stderr, "trireme %s: %s\n", command, tr_printable(text));
+    return TR__EXIT_FAILED;
 }
 
 int tr__failed(const char *command)
 {
-    tr__complain(command, "%s", tr_error_message());
-    return TR__EXIT_FAILED;
+    return tr__complain(command, "%s", tr_error_message());
 }
 
 /* ---- The nearest word -------------------------------------------------------------------------------------------- */
@@ -219,8 +219,8 @@ static int unknown_option(const tr__syntax *syntax, const char *argument, size_t
     char word[word_length + 1];
     snprintf(word, sizeof word, "%.*s", (int)length - 2, argument + 2);
     const char *near = length > 2 && argument[1] == '-' ? tr__nearest(word, names) : NULL;
-    tr__complain(syntax->command, near ? "unknown option %.*s: did you mean --%s?" : "unknown option %.*s", (int)length,
-        argument, near);
+    tr__complain(syntax->command, near ? "unknown option %.*s: did you mean --%s?" : "unknown option %.*s", (int)length, argument,
+        near);
     return wrong(syntax);
 }
 

@@ -69,9 +69,9 @@ int tr__parse(const tr__syntax *syntax, int *argc, char **argv);
 /* Sets one option as the command line would; the text must outlive it. name: what messages call it. False after one. */
 bool tr__option_set(const char *command, const tr__option *option, const char *name, const char *value);
 
-/* "trireme run: message" on stderr. */
-void tr__complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The library's latest failure as such a message; returns TR__EXIT_FAILED. */
+/* "trireme run: message" on stderr. Returns TR__EXIT_FAILED. */
+int tr__complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The library's latest failure as such a message. */
 int tr__failed(const char *command);
 
 /* `return` on failure, of functions that return a tr_status. */

@@ -47,10 +47,7 @@ int tr__relaunch(const char *command, const char *const *arguments, int ranks, i
     size_t count = 0;
     while (arguments[count]) count++;
     const char **argv = calloc(count + 2, sizeof *argv);
-    if (!argv) {
-        tr__complain(command, "out of memory");
-        return TR__EXIT_FAILED;
-    }
+    if (!argv) return tr__complain(command, "out of memory");
     argv[0] = realpath("/proc/self/exe", self) ? self : "/proc/self/exe";
     for (size_t i = 0; i < count; i++) argv[i + 1] = arguments[i];
     tr__print_warnings(command);

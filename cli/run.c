@@ -183,10 +183,7 @@ int tr__cli_run(int argc, char **argv)
     if (s.timeout) env[set++] = timeout;
     tr__print_warnings("run");
     const char **command = command_of(argv);
-    if (!command) {
-        tr__complain("run", "no memory for the command");
-        return TR__EXIT_FAILED;
-    }
+    if (!command) return tr__complain("run", "no memory for the command");
     tr_launch_report report;
     tr_status launched = tr_launch((const char *const *)command, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
@@ -194,6 +191,7 @@ int tr__cli_run(int argc, char **argv)
         .rendezvous_ms = (int)(s.patience * 1000), .max_restarts = s.max_restarts, .token = s.token_file ? token : NULL);
     free(command);
     if (launched == TR_OK) return TR__EXIT_OK;
-    tr__complain("run", "%s", *report.text ? report.text : tr_error_message());
+    /* `trireme cluster`, which starts launchers so, tells this from warnings by its beginning. */
+    tr__complain(s.stop_on_eof ? "run --stop-on-eof" : "run", "%s", *report.text ? report.text : tr_error_message());
     return launched == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;
 }

@@ -27,12 +27,6 @@ typedef struct sample {
     float *logits, *sorted;  /* [vocab], to draw with */
 } sample;
 
-static int failed(const char *message)
-{
-    tr__complain(SAMPLE, "%s", message);
-    return TR__EXIT_FAILED;
-}
-
 /* ---- The model --------------------------------------------------------------------------------------------------- */
 
 static bool read_number(const tr_tensor_list *list, const char *key, int most, int *out)
@@ -66,10 +60,8 @@ static int build(sample *s, const char *path, const tr_tensor_list *list, const 
         s->model = tr_keep(tr__language_gpt.build(size));
         return -1;
     }
-    tr__complain(SAMPLE, "%s is damaged: it has %" PRId64 " parameters, and a GPT of its vocab %d, context %d, layers %d, "
-                         "heads %d and dim %d has %" PRId64,
-                 path, there, size->vocab, size->context, size->layers, size->heads, size->dim, wanted);
-    return TR__EXIT_FAILED;
+    return tr__complain(SAMPLE, "%s is damaged: it has %" PRId64 " parameters, and a GPT of its vocab %d, context %d, layers %d, "
+        "heads %d and dim %d has %" PRId64, path, there, size->vocab, size->context, size->layers, size->heads, size->dim, wanted);
 }
 
 static int load(sample *s)
@@ -82,29 +74,22 @@ static int load(sample *s)
         return tr__failed(SAMPLE);
     const char *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
     tr__language_size size;
-    if (!tokenizer || !read_size(list, &size)) {
-        tr__complain(SAMPLE, "%s was not written by `trireme train gpt`: it does not say what model it is", path);
-        return TR__EXIT_FAILED;
-    }
-    if (tr_check_finite(list) != TR_OK) {
-        tr__complain(SAMPLE, "%s: %s. Its training has diverged: take an earlier checkpoint, if `trireme checkpoint verify` finds one "
-                             "that is finite, and train on from there with a lower --lr", path, tr_error_message());
-        return TR__EXIT_FAILED;
-    }
+    if (!tokenizer || !read_size(list, &size))
+        return tr__complain(SAMPLE, "%s was not written by `trireme train gpt`: it does not say what model it is", path);
+    if (tr_check_finite(list) != TR_OK)
+        return tr__complain(SAMPLE, "%s: %s. Its training has diverged: take an earlier checkpoint, if `trireme checkpoint verify` "
+            "finds one that is finite, and train on from there with a lower --lr", path, tr_error_message());
     int code = build(s, path, list, &size);
     if (code >= 0) return code;
     if (strcmp(tokenizer, "bytes") != 0) s->tokenizer = tr_keep(tr_tokenizer_load(tokenizer));
     if (tr_status_of(s->tokenizer) != TR_OK) return tr__failed(SAMPLE);
-    if (s->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256)) {
-        tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, s->vocab, tokenizer);
-        return TR__EXIT_FAILED;
-    }
+    if (s->vocab != (s->tokenizer ? tr_tokenizer_vocab(s->tokenizer) : 256))
+        return tr__complain(SAMPLE, "%s: the model has %d tokens, and %s is another vocabulary", path, s->vocab, tokenizer);
     s->logits = malloc(2 * (size_t)s->vocab * sizeof *s->logits);
-    if (!s->logits) return failed("out of memory");
+    if (!s->logits) return tr__complain(SAMPLE, "out of memory");
     s->sorted = s->logits + s->vocab;
     if (tr_load_state_dict(s->model, list) == TR_OK && tr_eval(s->model) == TR_OK) return -1;
-    tr__complain(SAMPLE, "%s: %s", path, tr_error_message());
-    return TR__EXIT_FAILED;
+    return tr__complain(SAMPLE, "%s: %s", path, tr_error_message());
 }
 
 /* ---- Drawing ----------------------------------------------------------------------------------------------------- */
@@ -226,7 +211,7 @@ static int write_text(sample *s)
     free(ids);
     putchar('\n');
     if (status != TR_OK) return tr__failed(SAMPLE);
-    return fflush(stdout) == 0 ? TR__EXIT_OK : failed("cannot write the text");
+    return fflush(stdout) == 0 ? TR__EXIT_OK : tr__complain(SAMPLE, "cannot write the text");
 }
 
 int tr__cli_sample(int argc, char **argv)

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TRAIN "tokenizer train"
 #define ENCODE "tokenizer encode"
@@ -34,11 +35,15 @@ static int train(int argc, char **argv)
     tr_text *text = tr_text_load(data, .suffixes = suffixes, .validation = 0);
     tr_tokenizer *t = tr_tokenizer_train(text, .vocab = vocab, .least = least);
     if (tr_status_of(t) != TR_OK || tr_tokenizer_save(t, out) != TR_OK) return tr__failed(TRAIN);
-    tr_text *tokens = tr_text_load(data, .suffixes = suffixes, .validation = 0, .tokenizer = t);
-    if (tr_status_of(tokens) != TR_OK) return tr__failed(TRAIN);
-    double bytes = (double)tr_text_bytes(text, false), count = (double)tr_text_tokens(tokens, false);
-    printf("%d tokens in %s: %s is %.0f of them, one for %.2f bytes\n", tr_tokenizer_vocab(t), out, data, count,
-        bytes / count);
+    printf("%d tokens in %s", tr_tokenizer_vocab(t), out);
+    struct stat s;
+    if (stat(data, &s) == 0 && !S_ISFIFO(s.st_mode)) { /* a pipe is not read again */
+        tr_text *tokens = tr_text_load(data, .suffixes = suffixes, .validation = 0, .tokenizer = t);
+        if (tr_status_of(tokens) != TR_OK) return tr__failed(TRAIN);
+        double bytes = (double)tr_text_bytes(text, false), count = (double)tr_text_tokens(tokens, false);
+        printf(": %s is %.0f of them, one for %.2f bytes", data, count, bytes / count);
+    }
+    putchar('\n');
     return TR__EXIT_OK;
 }
 

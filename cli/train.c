@@ -7,23 +7,11 @@
 #include "system.h"
 
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-int tr__train_failed(const tr__train *t, const char *format, ...)
-{
-    char text[2048];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    tr__complain(t->command, "%s", text);
-    return TR__EXIT_FAILED;
-}
 
 /* ---- Settings ---------------------------------------------------------------------------------------------------- */
 
@@ -297,7 +285,7 @@ int tr__cli_train(int argc, char **argv)
         tr__complain("train", "a model is missing, such as: trireme train gpt");
     else
         tr__complain("train", "no model is named \"%s\": there are gpt, bert, lenet, resnet18 to resnet101, "
-                              "vgg11 to vgg19 and vit_nano to vit_h_14", model);
+            "vgg11 to vgg19 and vit_nano to vit_h_14", model);
     fprintf(stderr, "Try: trireme train --help\n");
     return TR__EXIT_USAGE;
 }

@@ -92,8 +92,6 @@ const tr__option *tr__train_option(const tr__train *train, const char *name);
 bool tr__train_given(const tr__train *train, const char *name);
 /* Keeps a string that malloc made until the end; NULL when there is none, or no room. */
 const char *tr__train_own(tr__train *train, char *text);
-/* A message; returns TR__EXIT_FAILED. */
-int tr__train_failed(const tr__train *train, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- How it is trained: train_method.c ---- */
 

@@ -15,6 +15,13 @@
 
 /* ---- Resuming ---------------------------------------------------------------------------------------------------- */
 
+/* Two values, or two names of one file: what checkpoints say of some files is their full path. */
+static bool is_same(const char *now, const char *then)
+{
+    struct stat a, b;
+    return !strcmp(now, then) || (stat(now, &a) == 0 && stat(then, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
 /* What a checkpoint says is checked as what a user says is. */
 static int restore_setting(tr__train *t, const tr__setting *s, const char *path, const tr_tensor_list *model)
 {
@@ -23,17 +30,17 @@ static int restore_setting(tr__train *t, const tr__setting *s, const char *path,
     snprintf(key, sizeof key, "trireme.%s", s->name);
     const char *then = tr_list_metadata(model, key);
     if (tr__train_given(t, s->name)) {
-        bool same = then && tr__train_value(o, now, sizeof now) && !strcmp(now, then);
+        bool same = then && tr__train_value(o, now, sizeof now) && is_same(now, then);
         if (!s->fixed || same) return -1;
-        return tr__train_failed(t, "--resume: the training in %s was started with%s --%s%s%s: leave --%s out", t->out,
-                                then ? "" : "out", s->name, then ? " " : "", then ? then : "", s->name);
+        return tr__complain(t->command, "--resume: the training in %s was started with%s --%s%s%s: leave --%s out", t->out,
+            then ? "" : "out", s->name, then ? " " : "", then ? then : "", s->name);
     }
     bool unset = then && o->into == &t->micro_batch && !strcmp(then, "0");
     if (!then || unset) return -1;
     char option[PATH_MAX + 64];
     snprintf(option, sizeof option, "%s: --%s", path, s->name);
     const char *value = tr__train_own(t, strdup(then));
-    if (!value) return tr__train_failed(t, "out of memory");
+    if (!value) return tr__complain(t->command, "out of memory");
     return tr__option_set(t->command, o, option, value) ? -1 : TR__EXIT_FAILED;
 }
 
@@ -44,19 +51,18 @@ int tr__train_restore(tr__train *t)
     int64_t step;
     tr_tensor_list *model;
     tr_status status = tr_checkpoint_find_whole(t->out, path, &step);
-    if (status != TR_OK) return tr__train_failed(t, "nothing to resume: %s", tr_error_message());
+    if (status != TR_OK) return tr__complain(t->command, "nothing to resume: %s", tr_error_message());
     if (!strcmp(path, t->out))
-        return tr__train_failed(t, "--out %s is a checkpoint: give the folder that it is in", t->out);
-    if (tr_checkpoint_load(path, &model, NULL) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+        return tr__complain(t->command, "--out %s is a checkpoint: give the folder that it is in", t->out);
+    if (tr_checkpoint_load(path, &model, NULL) != TR_OK) return tr__complain(t->command, "%s", tr_error_message());
     const char *name = tr_list_metadata(model, "trireme.model"), *content = tr_list_metadata(model, "trireme.content");
     if (!name || strcmp(name, t->model) != 0 || !content)
-        return tr__train_failed(t, "%s was not written by `trireme %s`, which alone can go on with it", path,
-                                t->command);
+        return tr__complain(t->command, "%s was not written by `trireme %s`, which alone can go on with it", path, t->command);
     char word[PATH_MAX];
     const char *out = tr__shell_word(t->out, word, sizeof word);
     if (tr_check_finite(model) != TR_OK)
-        return tr__train_failed(t, "--resume: %s: %s. Going on would not mend that: remove the checkpoint, and those before it that "
-                                   "`trireme checkpoint verify %s` finds not finite", path, tr_error_message(), out);
+        return tr__complain(t->command, "--resume: %s: %s. Going on would not mend that: remove the checkpoint, and those before it "
+            "that `trireme checkpoint verify %s` finds not finite", path, tr_error_message(), out);
     snprintf(t->content, sizeof t->content, "%s", content);
     int code = -1;
     const tr__setting *s;
@@ -88,8 +94,8 @@ static bool is_utf8(const char *text)
 static int check_text(const tr__train *t, const char *name, const char *value)
 {
     if (!value || is_utf8(value)) return -1;
-    return tr__train_failed(t, "--%s: \"%s\" is not UTF-8, and checkpoints and results are written in that: give another name",
-                            name, value);
+    return tr__complain(t->command, "--%s: \"%s\" is not UTF-8, and checkpoints and results are written in that: give another name",
+        name, value);
 }
 
 static int check_texts(const tr__train *t)
@@ -110,8 +116,8 @@ int tr__train_content(tr__train *t, const char *content)
     size_t length = strlen(t->content); /* of images checkpoints once said how many there are, and no more */
     bool same = strncmp(content, t->content, length) == 0 && (!content[length] || content[length] == ',');
     if (t->resume && !same)
-        return tr__train_failed(t, "--resume: %s is not what the training in %s was started with (%s then, %s now)",
-                                t->data, t->out, t->content, content);
+        return tr__complain(t->command, "--resume: %s is not what the training in %s was started with (%s then, %s now)", t->data,
+            t->out, t->content, content);
     snprintf(t->content, sizeof t->content, "%s", content);
     return -1;
 }
@@ -127,14 +133,14 @@ static int make_folders(tr__train *t, const char *path)
 {
     char part[PATH_MAX];
     size_t length = strlen(path);
-    if (length >= sizeof part) return tr__train_failed(t, "the name of the folder --out is too long");
+    if (length >= sizeof part) return tr__complain(t->command, "the name of the folder --out is too long");
     for (size_t i = 1; i <= length; i++) {
         if (path[i] && path[i] != '/') continue;
         snprintf(part, sizeof part, "%.*s", (int)i, path);
         if (mkdir(part, 0777) == 0) {
             if (!t->made_from) t->made_from = i;
         } else if (errno != EEXIST) {
-            return tr__train_failed(t, "cannot make the folder %s: %s", part, strerror(errno));
+            return tr__complain(t->command, "cannot make the folder %s: %s", part, strerror(errno));
         }
     }
     return -1;
@@ -164,15 +170,15 @@ static int make_own_folder(tr__train *t)
         if (name && mkdir(name, 0777) == 0) {
             t->made_from = strlen(name);
             t->out = tr__train_own(t, name);
-            return t->out ? -1 : tr__train_failed(t, "out of memory");
+            return t->out ? -1 : tr__complain(t->command, "out of memory");
         }
         int error = errno;
         free(name);
         if (error != EEXIST)
-            return tr__train_failed(t, "cannot make a folder for the results here: %s; name another with --out",
-                                    strerror(error));
+            return tr__complain(t->command, "cannot make a folder for the results here: %s; name another with --out",
+                strerror(error));
     }
-    return tr__train_failed(t, "name a folder for the results with --out");
+    return tr__complain(t->command, "name a folder for the results with --out");
 }
 
 static int check_folder(tr__train *t)
@@ -181,14 +187,14 @@ static int check_folder(tr__train *t)
     char path[PATH_MAX];
     int64_t step;
     if (!t->resume && tr_checkpoint_find(t->out, path, &step) == TR_OK)
-        return tr__train_failed(
-            t, "%s holds a training at step %" PRId64 ": go on with --resume, or name another folder", t->out, step);
+        return tr__complain(t->command, "%s holds a training at step %" PRId64 ": go on with --resume, or name another folder",
+            t->out, step);
     int code = make_folders(t, t->out);
     if (code >= 0) return code;
     struct stat s;
-    if (stat(t->out, &s) == 0 && !S_ISDIR(s.st_mode)) return tr__train_failed(t, "--out %s is no folder", t->out);
+    if (stat(t->out, &s) == 0 && !S_ISDIR(s.st_mode)) return tr__complain(t->command, "--out %s is no folder", t->out);
     if (access(t->out, W_OK | X_OK) < 0)
-        return tr__train_failed(t, "cannot write into %s: %s", t->out, strerror(errno));
+        return tr__complain(t->command, "cannot write into %s: %s", t->out, strerror(errno));
     return -1;
 }
 
@@ -196,7 +202,7 @@ static int check_folder(tr__train *t)
 static int check_json(const tr__train *t)
 {
     int fd = t->json ? open(t->json, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666) : -1;
-    if (t->json && fd < 0) return tr__train_failed(t, "cannot write %s: %s", t->json, strerror(errno));
+    if (t->json && fd < 0) return tr__complain(t->command, "cannot write %s: %s", t->json, strerror(errno));
     if (fd >= 0) close(fd);
     return -1;
 }
@@ -212,9 +218,11 @@ static int check_files(tr__train *t)
 static int check_in_backward(const tr__train *t)
 {
     if (t->step_in_backward && t->clip > 0)
-        return tr__train_failed(t, "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0");
+        return tr__complain(t->command,
+            "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0");
     if (t->step_in_backward && t->stop_on_spike)
-        return tr__train_failed(t, "--step-in-backward: a spike is known when gradients have been used: leave out --stop-on-spike");
+        return tr__complain(t->command,
+            "--step-in-backward: a spike is known when gradients have been used: leave out --stop-on-spike");
     return -1;
 }
 
@@ -230,33 +238,34 @@ static int check_keep_best(const tr__train *t)
     }
     int64_t both = (int64_t)t->eval_every / a * t->save_every; /* the least common multiple */
     if (both < t->steps || t->eval_every >= t->steps || t->save_every >= t->steps) return -1;
-    return tr__train_failed(t, "--keep-best: validations every %d steps and checkpoints every %d never fall on the same step before the "
-                               "last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
+    return tr__complain(t->command, "--keep-best: validations every %d steps and checkpoints every %d never fall on the same step "
+        "before the last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
 }
 
 /* Else every rank would say so. */
 static int check_allow_different(const tr__train *t)
 {
-    if (tr_check_allow_different(t->allow_different) != TR_OK) return tr__train_failed(t, "--allow-different: %s", tr_error_message());
+    if (tr_check_allow_different(t->allow_different) != TR_OK)
+        return tr__complain(t->command, "--allow-different: %s", tr_error_message());
     return -1;
 }
 
 static int check_roll_back(const tr__train *t)
 {
     if (t->roll_back && !t->check_replicas)
-        return tr__train_failed(t, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
+        return tr__complain(t->command, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
     return -1;
 }
 
 static int check_device(const tr__train *t)
 {
     tr_device device;
-    if (tr_device_parse(t->device, &device) != TR_OK) return tr__train_failed(t, "--device: %s", tr_error_message());
+    if (tr_device_parse(t->device, &device) != TR_OK) return tr__complain(t->command, "--device: %s", tr_error_message());
     if (strcmp(t->backend, "mpi") == 0 && t->ranks > 1 && !t->under_launcher)
-        return tr__train_failed(t, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d "
-                                   "and leave --ranks out, or leave --backend out", t->ranks);
+        return tr__complain(t->command, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d "
+            "and leave --ranks out, or leave --backend out", t->ranks);
     if (strcmp(t->backend, "nccl") == 0 && device.kind != TR_CUDA)
-        return tr__train_failed(t, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
+        return tr__complain(t->command, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
     return -1;
 }
 
@@ -266,19 +275,20 @@ static int check_init(tr__train *t)
     TR_SCOPE;
     tr_module *model;
     if (t->resume || !t->init || t->kind->model(t, true, &model) == TR_OK) return -1;
-    return tr__train_failed(t, "--init: %s", tr_error_message());
+    return tr__complain(t->command, "--init: %s", tr_error_message());
 }
 
 int tr__train_check(tr__train *t)
 {
     int world = t->under_launcher ? t->world : t->ranks;
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
-        return tr__train_failed(t, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
+        return tr__complain(t->command, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
     const char *restarts = t->under_launcher ? getenv("TORCHELASTIC_MAX_RESTARTS") : NULL;
     if (restarts && atoi(restarts) > 0 && !t->out)
-        return tr__train_failed(t, "ranks that are started again (--max-restarts) look for what has been saved: give --out FOLDER");
+        return tr__complain(t->command,
+            "ranks that are started again (--max-restarts) look for what has been saved: give --out FOLDER");
     if (t->under_launcher && world > 1 && t->profile && !t->out)
-        return tr__train_failed(t, "--profile: give --out FOLDER, which every rank writes into");
+        return tr__complain(t->command, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_in_backward(t);
     if (code < 0) code = check_device(t);
     if (code < 0) code = check_keep_best(t);

@@ -1,5 +1,7 @@
 /* `trireme train resnet18` and its like: classifiers of images. */
 #include "train.h"
+
+#include "bench_result.h"
 #include "train_image_data.h"
 
 #include <inttypes.h>
@@ -130,14 +132,14 @@ static int fill_in(tr__train *t)
     int code = tr__train_method(t, "sgd", m->model->lr);
     if (code >= 0) return code;
     if (t->recompute && (!strcmp(t->model, "lenet") || !strncmp(t->model, "vgg", 3)))
-        return tr__train_failed(t, "--recompute: %s has no blocks, whose inputs alone could be kept", t->model);
+        return tr__complain(t->command, "--recompute: %s has no blocks, whose inputs alone could be kept", t->model);
     if (m->epochs && tr__train_given(t, "steps")) {
         tr__complain(t->command, "--epochs and --steps say the same: give one of them");
         return TR__EXIT_USAGE;
     }
     if (m->model->size && m->size && m->size != m->model->size)
-        return tr__train_failed(t, "%s takes images of %d pixels a side, not --size %d", m->model->name,
-                                m->model->size, m->size);
+        return tr__complain(t->command, "%s takes images of %d pixels a side, not --size %d", m->model->name, m->model->size,
+            m->size);
     return -1;
 }
 
@@ -174,27 +176,24 @@ static int check(tr__train *t, int64_t world)
 {
     images *m = t->own;
     if (t->batch < world)
-        return tr__train_failed(t,
-                                "a batch of %d images cannot be shared out over %" PRId64
-                                " ranks: give a larger --batch or fewer --ranks",
-                                t->batch, world);
-    if (open_image_data(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+        return tr__complain(t->command, "a batch of %d images cannot be shared out over %" PRId64 " ranks: give a larger "
+            "--batch or fewer --ranks", t->batch, world);
+    if (open_image_data(t) != TR_OK) return tr__complain(t->command, "%s", tr_error_message());
     const tr__preparation *p = &m->images.preparations[0];
     int64_t training = tr_dataset_count(m->images.training), validation = tr_dataset_count(m->images.validation);
     if (training < t->batch)
-        return tr__train_failed(t, "%s has %" PRId64 " images to train on, fewer than a batch of %d", t->data,
-                                training, t->batch);
+        return tr__complain(t->command, "%s has %" PRId64 " images to train on, fewer than a batch of %d", t->data, training,
+            t->batch);
     if (p->size < 32 && !m->model->size)
-        return tr__train_failed(t, "%s takes images of 32 pixels a side and more, not --size %d", m->model->name,
-                                p->size);
+        return tr__complain(t->command, "%s takes images of 32 pixels a side and more, not --size %d", m->model->name, p->size);
     if (m->model->patch && p->size % m->model->patch)
-        return tr__train_failed(t, "%s cuts images into patches of %d pixels a side: %d is not a multiple; give another --size",
-                                m->model->name, m->model->patch, p->size);
+        return tr__complain(t->command, "%s cuts images into patches of %d pixels a side: %d is not a multiple; give another "
+            "--size", m->model->name, m->model->patch, p->size);
     m->size = p->size;
     int64_t epoch = training / t->batch;
     if (m->epochs || !t->steps) {
         int64_t steps = epoch * (m->epochs ? m->epochs : 10);
-        if (steps > INT_MAX) return tr__train_failed(t, "%d epochs are %" PRId64 " steps: too many", m->epochs, steps);
+        if (steps > INT_MAX) return tr__complain(t->command, "%d epochs are %" PRId64 " steps: too many", m->epochs, steps);
         t->steps = (int)steps;
         m->epochs = 0; /* ranks are told the steps */
     }
@@ -248,11 +247,9 @@ static void introduce(const tr__train *t)
 static void report(const tr__train *t, cJSON *object)
 {
     const images *m = t->own;
-    cJSON_AddNumberToObject(object, "classes", (double)m->images.classes);
-    cJSON_AddNumberToObject(object, "size", m->images.preparations[0].size);
-    cJSON_AddNumberToObject(object, "samples", (double)tr_dataset_count(m->images.training));
-    cJSON_AddNumberToObject(object, "validation_samples", (double)tr_dataset_count(m->images.validation));
-    cJSON_AddNumberToObject(object, "momentum", t->momentum);
+    TR__ADD_NUMBERS(object, {"classes", (double)m->images.classes}, {"size", m->images.preparations[0].size},
+        {"samples", (double)tr_dataset_count(m->images.training)},
+        {"validation_samples", (double)tr_dataset_count(m->images.validation)}, {"momentum", t->momentum});
 }
 
 static const tr__train_kind kind = {

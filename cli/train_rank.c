@@ -129,25 +129,18 @@ static tr_status fit(run *r, tr_group *group)
 static void add_results(cJSON *object, const run *r)
 {
     const tr_fit_report *f = &r->report;
-    tr__add_number(object, "initial_loss", f->initial_loss);
-    tr__add_number(object, "final_loss", f->final_loss);
-    tr__add_number(object, "validation_loss", f->validation_loss);
-    tr__add_number(object, "best_validation_loss", f->best_validation_loss);
+    TR__ADD_NUMBERS(object, {"initial_loss", f->initial_loss}, {"final_loss", f->final_loss},
+        {"validation_loss", f->validation_loss}, {"best_validation_loss", f->best_validation_loss});
     if (!isnan(f->validation_accuracy)) {
-        tr__add_number(object, "validation_accuracy", f->validation_accuracy);
-        tr__add_number(object, "best_validation_accuracy", f->best_validation_accuracy);
+        TR__ADD_NUMBERS(object, {"validation_accuracy", f->validation_accuracy},
+            {"best_validation_accuracy", f->best_validation_accuracy});
     }
     char rate[32];
     snprintf(rate, sizeof rate, "%.16ss_per_s", r->train->kind->item);
-    tr__add_number(object, rate, f->step_ms_median > 0 ? f->items_per_s : NAN);
-    tr__add_number(object, "step_ms_median", f->step_ms_median);
-    tr__add_number(object, "peak_rss_mb", (double)f->peak_rss_bytes / (1 << 20));
-    tr__add_number(object, "peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20));
-    tr__add_number(object, "startup_ms", r->startup_ms);
-    tr__add_number(object, "seconds", f->seconds);
-    tr__add_number(object, "rolled_back", (double)f->rolled_back);
-    tr__add_number(object, "skipped", (double)f->skipped);
-    tr__add_number(object, "step", (double)tr_trainer_steps(r->trainer));
+    TR__ADD_NUMBERS(object, {rate, f->step_ms_median > 0 ? f->items_per_s : NAN}, {"step_ms_median", f->step_ms_median},
+        {"peak_rss_mb", (double)f->peak_rss_bytes / (1 << 20)}, {"peak_rss_mb_sum", (double)f->peak_rss_bytes_sum / (1 << 20)},
+        {"startup_ms", r->startup_ms}, {"seconds", f->seconds}, {"rolled_back", (double)f->rolled_back},
+        {"skipped", (double)f->skipped}, {"step", (double)tr_trainer_steps(r->trainer)});
     cJSON_AddBoolToObject(object, "stopped", f->stopped);
 }
 
@@ -156,19 +149,8 @@ static void add_setup(cJSON *object, const run *r)
     const tr__train *t = r->train;
     cJSON_AddStringToObject(object, "model", t->model);
     t->kind->report(t, object);
-    const struct {
-        const char *key;
-        double value;
-    } numbers[] = {
-        {"parameters", (double)t->parameters},
-        {"batch", t->batch},
-        {"steps", t->steps},
-        {"lr", t->lr},
-        {"seed", t->seed},
-        {"ranks", r->world},
-        {"threads", tr_threads(tr_cpu(0))},
-    };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) tr__add_number(object, numbers[i].key, numbers[i].value);
+    TR__ADD_NUMBERS(object, {"parameters", (double)t->parameters}, {"batch", t->batch}, {"steps", t->steps}, {"lr", t->lr},
+        {"seed", t->seed}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))});
     cJSON_AddStringToObject(object, "device", t->device);
     cJSON_AddStringToObject(object, "backend", t->backend);
     cJSON_AddStringToObject(object, "data", t->data);

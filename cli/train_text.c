@@ -1,6 +1,7 @@
 /* `trireme train gpt` and its like: language models on a text, in bytes or in tokens. */
 #include "train_text.h"
 
+#include "bench_result.h"
 #include "system.h"
 
 #include <inttypes.h>
@@ -84,7 +85,7 @@ static int fill_in(tr__train *t)
     const tr__language_preset *p = m->language->presets;
     while (strcmp(p->name, m->preset) != 0) p++;
     tr__language_size size = {0};
-    if (m->language->preset(m->preset, &size) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    if (m->language->preset(m->preset, &size) != TR_OK) return tr__complain(t->command, "%s", tr_error_message());
     char *full = strcmp(m->tokenizer, "bytes") != 0 ? realpath(m->tokenizer, NULL) : NULL;
     if (full) m->tokenizer = tr__train_own(t, full); /* a resumed run and sampling may be elsewhere */
     or_default(&m->layers, size.layers);
@@ -141,21 +142,19 @@ static const char *unit(const text_training *m)
     return m->tokens ? "tokens" : "bytes";
 }
 
-static int check_text(tr__train *t)
+static int check_text(tr__train *t, int64_t world)
 {
     text_training *m = t->own;
     struct stat s;
-    if (t->ranks > 1 && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
-        return tr__train_failed(t, "%s is a pipe, which only one rank can read: give a file", t->data);
+    if ((world > 1 || t->max_restarts) && stat(t->data, &s) == 0 && S_ISFIFO(s.st_mode))
+        return tr__complain(t->command, "%s is a pipe, which can be read once, by one rank: give a file", t->data);
     m->text = read_text(t);
-    if (tr_status_of(m->text) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+    if (tr_status_of(m->text) != TR_OK) return tr__complain(t->command, "%s", tr_error_message());
     int64_t training = tr_text_tokens(m->text, false), validation = tr_text_tokens(m->text, true);
     if (training < window(m))
-        return tr__train_failed(t,
-                                "%s is too short: its %" PRId64 " %s leave %" PRId64
-                                " for training, and a context of %d takes at "
-                                "least %d: give a longer text or a smaller --context",
-                                t->data, training + validation, unit(m), training, m->context, window(m));
+        return tr__complain(t->command, "%s is too short: its %" PRId64 " %s leave %" PRId64 " for training, and a context "
+            "of %d takes at least %d: give a longer text or a smaller --context", t->data, training + validation, unit(m), training,
+            m->context, window(m));
     char content[sizeof t->content];
     snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(m),
              tr_text_hash(m->text));
@@ -198,15 +197,11 @@ static int check_memory(tr__train *t, int64_t world)
         if (fits || windows == 1 || t->micro_batch || t->step_in_backward) break;
     }
     if (!fits && left > 0)
-        return tr__train_failed(
-            t,
-            "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with %smoments, "
-            "activations of %" PRId64 " window%s) take%s %.1f GiB, and %.1f GiB are left: %s a smaller model",
-            local, local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, whole ? "gradients and " : "", windows,
+        return tr__complain(t->command, "too little memory: %" PRId64 " rank%s of %.2f GiB (%.2fM parameters with %smoments, "
+            "activations of %" PRId64 " window%s) take%s %.1f GiB, and %.1f GiB are left: %s a smaller model", local,
+            local > 1 ? "s" : "", each / gib, (double)t->parameters / 1e6, whole ? "gradients and " : "", windows,
             windows > 1 ? "s" : "", local > 1 ? "" : "s", each * (double)local / gib, left / gib,
-            local > 1     ? "take fewer ranks or"
-            : windows > 1 ? "take a smaller --micro-batch or"
-                          : "take");
+            local > 1 ? "take fewer ranks or" : windows > 1 ? "take a smaller --micro-batch or" : "take");
     if (windows < share) t->micro_batch = (int)windows;
     return -1;
 }
@@ -229,19 +224,17 @@ static int check(tr__train *t, int64_t world)
 {
     const text_training *m = t->own;
     if (m->dim % m->heads)
-        return tr__train_failed(t, "--dim must be a multiple of --heads: %d is not one of %d", m->dim, m->heads);
+        return tr__complain(t->command, "--dim must be a multiple of --heads: %d is not one of %d", m->dim, m->heads);
     if (window(m) < 1)
-        return tr__train_failed(t, "--context %d leaves no room between the first and the last token of a window: give "
-                                   "at least 3", m->context);
+        return tr__complain(t->command, "--context %d leaves no room between the first and the last token of a window: give "
+            "at least 3", m->context);
     if (t->batch < world)
-        return tr__train_failed(t,
-                                "a batch of %d windows cannot be shared out over %" PRId64
-                                " ranks: give a larger --batch or fewer --ranks",
-                                t->batch, world);
-    if (read_tokenizer(t) != TR_OK) return tr__train_failed(t, "%s", tr_error_message());
+        return tr__complain(t->command, "a batch of %d windows cannot be shared out over %" PRId64 " ranks: give a larger "
+            "--batch or fewer --ranks", t->batch, world);
+    if (read_tokenizer(t) != TR_OK) return tr__complain(t->command, "%s", tr_error_message());
     tr__language_size o = size_of(t);
     t->parameters = m->language->parameters(&o);
-    int code = check_text(t);
+    int code = check_text(t, world);
     return code < 0 ? check_memory(t, world) : code;
 }
 
@@ -300,10 +293,7 @@ static void report(const tr__train *t, cJSON *object)
 {
     const text_training *m = t->own;
     cJSON_AddStringToObject(object, "preset", m->preset);
-    cJSON_AddNumberToObject(object, "layers", m->layers);
-    cJSON_AddNumberToObject(object, "heads", m->heads);
-    cJSON_AddNumberToObject(object, "dim", m->dim);
-    cJSON_AddNumberToObject(object, "context", m->context);
+    TR__ADD_NUMBERS(object, {"layers", m->layers}, {"heads", m->heads}, {"dim", m->dim}, {"context", m->context});
 }
 
 static tr__train_kind kind_of(const tr__language *language)

@@ -161,6 +161,7 @@ static bool put_chart(FILE *to, const char *title, const tr_series *series, int 
 
 tr_status tr_chart_svg(const char *path, const char *title, const tr_series *series, int count)
 {
+    if (!title) return tr_fail(TR_INVALID, "chart_svg: the title is NULL");
     /* A file has decimal points, whatever the program's locale writes. */
     locale_t numbers = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0), before = (locale_t)0;
     if (numbers) before = uselocale(numbers);

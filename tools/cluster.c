@@ -162,9 +162,14 @@ tr_cluster *tr_cluster_open_with(const tr_cluster_options *options)
     return c;
 }
 
+tr_status tr__cluster_there(const tr_cluster *cluster, const char *function)
+{
+    return cluster ? tr_status_of(cluster) : tr_fail(TR_INVALID, "%s: the cluster is NULL", function);
+}
+
 int tr_cluster_count(const tr_cluster *cluster)
 {
-    return tr_status_of(cluster) == TR_OK ? cluster->count : 0;
+    return cluster && tr_status_of(cluster) == TR_OK ? cluster->count : 0;
 }
 
 const tr_cluster_host *tr_cluster_host_at(const tr_cluster *cluster, int i)

@@ -27,6 +27,8 @@ struct tr_cluster {
 tr_status tr__cluster_hosts_read(FILE *file, const char *name, tr_cluster_host **hosts, int *count);
 void tr__cluster_hosts_free(tr_cluster_host *hosts, int count);
 
+/* TR_INVALID for NULL, which function got; or the cluster's own error. */
+tr_status tr__cluster_there(const tr_cluster *cluster, const char *function);
 bool tr__host_is_local(const tr_cluster_host *host);
 
 /* Words of a command in one string. Overflow is remembered and makes tr__text_status() fail. */

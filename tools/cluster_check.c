@@ -166,7 +166,7 @@ static tr_status finish(const tr_cluster *c, question *q, const char *program, i
 
 tr_status tr_cluster_check(tr_cluster *c, const char *program, tr_cluster_finding finding, void *user)
 {
-    TRY(tr_status_of(c));
+    TRY(tr__cluster_there(c, "cluster_check"));
     char command[8192];
     tr__text text = {command, 0, sizeof command, false};
     TRY(compose(c, program, &text));

@@ -149,7 +149,8 @@ static bool find_latest(const tr_cluster *c, tr_cluster_job *out)
 
 tr_status tr_cluster_status(tr_cluster *c, const char *name, tr_cluster_job *out)
 {
-    TRY(tr_status_of(c));
+    TRY(tr__cluster_there(c, "cluster_status"));
+    if (!out) return tr_fail(TR_INVALID, "cluster_status: out is NULL");
     char folder[PATH_MAX];
     tr_cluster_job job = {0}; /* name may be that of *out */
     if (name) snprintf(job.name, sizeof job.name, "%s", name);
@@ -183,6 +184,8 @@ static void give_lines(FILE *log, tr_launch_output output, void *user, char **li
 tr_status tr_cluster_logs(tr_cluster *c, const char *name, bool follow, tr_launch_output output, void *user)
 {
     tr_cluster_job job;
+    TRY(tr__cluster_there(c, "cluster_logs"));
+    if (!output) return tr_fail(TR_INVALID, "cluster_logs: the function is NULL");
     TRY(tr_cluster_status(c, name, &job));
     char folder[PATH_MAX], path[PATH_MAX], *line = NULL;
     size_t capacity = 0;
@@ -215,6 +218,7 @@ static bool await_end(tr_cluster *c, const char *name, int timeout_ms)
 tr_status tr_cluster_stop(tr_cluster *c, const char *name, int timeout_ms)
 {
     tr_cluster_job job;
+    TRY(tr__cluster_there(c, "cluster_stop"));
     TRY(tr_cluster_status(c, name, &job));
     if (!job.running) return TR_OK;
     kill(job.pid, SIGTERM);

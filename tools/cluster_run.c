@@ -44,11 +44,11 @@ static void append(char *text, size_t bytes, const char *line, size_t length)
     snprintf(text + used, bytes - used, "%s%.*s", used ? "\n" : "", (int)length, line);
 }
 
-/* A launcher says why a job has ended as "trireme run: …", and indents what else belongs to that. True for such a line: all
- * launchers say it, and it is the report's. */
+/* A launcher says why a job has ended as "trireme run --stop-on-eof: …", and indents what else belongs to that. True for such a
+ * line: all launchers say it, and it is the report's. */
 static bool remember(launcher *l, bool is_stderr, const char *line, size_t length)
 {
-    static const char begin[] = "trireme run: ";
+    static const char begin[] = "trireme run --stop-on-eof: ";
     size_t skip = sizeof begin - 1;
     bool begins = is_stderr && length > skip && !memcmp(line, begin, skip);
     if (begins) {
@@ -202,7 +202,7 @@ tr_status tr_cluster_run_with(const tr_cluster_run_options *options)
     tr_launch_report *report = r.options.report ? r.options.report : &unused;
     *report = (tr_launch_report){.first_rank = -1};
     r.cluster = r.options.cluster;
-    TRY(tr_status_of(r.cluster));
+    TRY(tr__cluster_there(r.cluster, "cluster_run"));
     tr_status status = run_job(&r, report);
     for (int i = 0; i < r.cluster->count && r.launchers; i++) free(r.launchers[i].words);
     free(r.launchers);

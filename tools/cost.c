@@ -3,6 +3,7 @@
 #include "common.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,16 +98,6 @@ static bool take_transfer(simulation *p, int from, int to, span *when)
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-static double later(double a, double b)
-{
-    return a > b ? a : b;
-}
-
-static double sooner(double a, double b)
-{
-    return a < b ? a : b;
-}
-
 static double bytes_of(const simulation *p, tr_schedule_part part)
 {
     return (double)(part.end - part.begin) * p->element;
@@ -136,8 +127,8 @@ static span ready_at(const actor *a, tr_schedule_part part)
     for (int64_t i = a->write_count - 1; i >= oldest && part.buffer != IN; i--) {
         const written *w = &a->writes[i % WRITES];
         if (!overlap(w->part, part)) continue;
-        when.first = later(when.first, w->when.first);
-        when.last = later(when.last, w->when.last);
+        when.first = fmax(when.first, w->when.first);
+        when.last = fmax(when.last, w->when.last);
         if (covers(w->part, part)) break;
     }
     return when;
@@ -146,24 +137,24 @@ static span ready_at(const actor *a, tr_schedule_part part)
 static void note(actor *a, tr_schedule_part part, span when)
 {
     a->writes[a->write_count++ % WRITES] = (written){part, when};
-    a->done = later(a->done, when.last);
+    a->done = fmax(a->done, when.last);
 }
 
 static tr_status simulate_send(simulation *p, int rank, const tr_schedule_step *step)
 {
     actor *a = &p->actors[rank], *other = &p->actors[step->to];
     const tr__network *n = p->network;
-    double bytes = bytes_of(p, step->send), piece = sooner(bytes, n->piece), work = at_speed(bytes, n->copy);
+    double bytes = bytes_of(p, step->send), piece = fmin(bytes, n->piece), work = at_speed(bytes, n->copy);
     span data = ready_at(a, step->send);
     bool coming = data.last > data.first; /* it is sent on as it comes in */
     /* The first piece must be there; the last one leaves when it has come, and when all before it have left. */
-    double begin = later(a->thread, coming ? data.first + piece / n->bandwidth : data.last) + n->overhead;
+    double begin = fmax(a->thread, coming ? data.first + piece / n->bandwidth : data.last) + n->overhead;
     a->thread = begin + work;
-    double leaves = later(begin, a->out_free);
-    double end = later(leaves + bytes / n->bandwidth, a->thread);
-    if (coming) end = later(end, data.last + piece / n->bandwidth + at_speed(piece, n->copy));
+    double leaves = fmax(begin, a->out_free);
+    double end = fmax(leaves + bytes / n->bandwidth, a->thread);
+    if (coming) end = fmax(end, data.last + piece / n->bandwidth + at_speed(piece, n->copy));
     a->out_free = end;
-    a->done = later(a->done, end);
+    a->done = fmax(a->done, end);
     TRY(put_transfer(p, rank, step->to, (span){leaves + n->latency, end + n->latency}));
     if (other->waits_for == rank) {
         other->waits_for = -1;
@@ -178,15 +169,15 @@ static bool simulate_receive(simulation *p, int rank, const tr_schedule_step *st
     const tr__network *n = p->network;
     span came;
     if (!take_transfer(p, step->from, rank, &came)) return false;
-    double bytes = bytes_of(p, step->receive), piece = sooner(bytes, n->piece);
+    double bytes = bytes_of(p, step->receive), piece = fmin(bytes, n->piece);
     double speed = !step->folds ? 0 : n->fold, work = at_speed(bytes, n->copy) + at_speed(bytes, speed);
-    double arrives = later(came.first, a->in_free);
-    a->in_free = later(came.last, arrives + bytes / n->bandwidth);
-    double begin = later(arrives, a->thread) + n->overhead;
+    double arrives = fmax(came.first, a->in_free);
+    a->in_free = fmax(came.last, arrives + bytes / n->bandwidth);
+    double begin = fmax(arrives, a->thread) + n->overhead;
     a->thread = begin + work;
     /* The last piece is worked on when it has come. */
-    double end = later(a->thread, a->in_free + n->overhead + at_speed(piece, n->copy) + at_speed(piece, speed));
-    if (step->folds) end = later(end, ready_at(a, step->own).last);
+    double end = fmax(a->thread, a->in_free + n->overhead + at_speed(piece, n->copy) + at_speed(piece, speed));
+    if (step->folds) end = fmax(end, ready_at(a, step->own).last);
     note(a, step->receive, (span){begin, end});
     return true;
 }
@@ -199,8 +190,8 @@ static void simulate_local(simulation *p, int rank, const tr_schedule_step *step
     double bytes = bytes_of(p, step->own) * (folds ? p->schedule.world_size : 1);
     tr_schedule_part others = step->send;
     others.end += folds ? (p->schedule.world_size - 2) * step->stride : 0;
-    double begin = later(a->thread, ready_at(a, step->own).last);
-    if (folds) begin = later(begin, ready_at(a, others).last);
+    double begin = fmax(a->thread, ready_at(a, step->own).last);
+    if (folds) begin = fmax(begin, ready_at(a, others).last);
     a->thread = begin + at_speed(bytes, p->network->fold);
     note(a, step->receive, (span){a->thread, a->thread});
 }
@@ -266,7 +257,7 @@ static tr_status carry_out(simulation *p, double *seconds)
     }
     while (p->ready_count > 0) TRY(go_on(p, p->ready[--p->ready_count]));
     *seconds = 0;
-    for (int rank = 0; rank < world; rank++) *seconds = later(*seconds, p->actors[rank].done);
+    for (int rank = 0; rank < world; rank++) *seconds = fmax(*seconds, p->actors[rank].done);
     return TR_OK;
 }
 
@@ -323,6 +314,7 @@ tr_status tr_predict(tr_collective_kind kind, const char *algorithm, int world_s
     enum { PIECE = 64 << 10 }; /* bytes that the TCP transport forwards at once */
     tr_schedule s;
     tr_network n = {0};
+    if (!seconds) return tr_fail(TR_INVALID, "tr_predict: seconds is NULL");
     TRY(tr_schedule_find(kind, algorithm, world_size, bytes, &s));
     if (network)
         n = *network;

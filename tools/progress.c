@@ -13,6 +13,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+enum { NUMBER = 320 }; /* bytes of the longest: 1e308 has 309 digits */
+
 struct tr_progress {
     tr_object object;
     FILE *to;
@@ -41,6 +43,11 @@ tr_progress *tr_progress_new_with(const tr_progress_options *o)
 {
     tr_progress *p = tr_object_new(&progress_type);
     if (tr_status_of(p) != TR_OK) return p;
+    if (!o->to) {
+        (void)tr_fail(TR_INVALID, "progress: the stream is NULL");
+        (void)tr_object_break(p);
+        return p;
+    }
     p->to = o->to;
     p->terminal = !o->plain && isatty(fileno(o->to));
     p->ascii = o->ascii;
@@ -82,7 +89,7 @@ static void put_left(char *text, size_t bytes, double seconds)
 /* What both kinds of line say behind the step. Returns its length. */
 static int put_numbers(const tr_progress *p, char *text, size_t bytes)
 {
-    char rate[64], left[48], validation[64] = "";
+    char rate[64], left[48], validation[NUMBER + 64] = "";
     double elapsed = (double)(tr__tools_now_ns() - p->first_ns) / 1e9;
     int64_t done = p->last.step - p->first_step;
     put_rate(rate, sizeof rate, p->rate, p->item);
@@ -112,7 +119,7 @@ static void put_bar(const tr_progress *p, int cells, double part)
 
 static void put_terminal_line(tr_progress *p)
 {
-    char head[64], numbers[256], percent[16];
+    char head[64], numbers[2 * NUMBER + 256], percent[16];
     double part = p->steps > 0 ? (double)p->last.step / (double)p->steps : 1;
     int used = snprintf(head, sizeof head, "step %" PRId64 "/%" PRId64 " ", p->last.step, p->steps);
     used += put_numbers(p, numbers, sizeof numbers);
@@ -130,7 +137,7 @@ static void put_terminal_line(tr_progress *p)
 
 static void put_plain_line(const tr_progress *p)
 {
-    char numbers[256];
+    char numbers[2 * NUMBER + 256];
     put_numbers(p, numbers, sizeof numbers);
     fprintf(p->to, "step %" PRId64 "/%" PRId64 "%s\n", p->last.step, p->steps, numbers);
     fflush(p->to);

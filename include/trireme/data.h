@@ -327,7 +327,7 @@ typedef struct tr_tokenizer_train_options {
     const tr_text *text; /* of bytes, without a tokenizer; the training part is used */
     int vocab;           /* tokens: the 256 bytes, merges, and "<|endoftext|>" last; default 4,096. A short text gives
                             fewer */
-    int least;           /* how often a pair must occur to become a token; default 2 */
+    int least;           /* how often a pair must occur to become a token, of at most 4,096 bytes; default 2 */
 } tr_tokenizer_train_options;
 /* Learns a byte-pair tokenizer from a text, with the same result as Hugging Face's trainer. */
 #define tr_tokenizer_train(...) TR__NEW1(tr_tokenizer_train, text, __VA_ARGS__)

@@ -185,6 +185,14 @@ static tr_status join(tr_tokenizer *t, int32_t left, int32_t right, int *merged)
     return tr__merges_find(&t->merges, left, right) ? TR_OK : tr__merges_add(&t->merges, left, right, *merged);
 }
 
+static bool is_too_long(const learner *l, const pair *p)
+{
+    size_t first, second;
+    (void)tr__strings_at(&l->tokenizer->tokens, p->left, &first);
+    (void)tr__strings_at(&l->tokenizer->tokens, p->right, &second);
+    return first + second > TR__TOKEN_MOST;
+}
+
 static tr_status merge(learner *l, int32_t number)
 {
     pair p = l->pairs[number];
@@ -208,7 +216,7 @@ static tr_status learn(learner *l, const tr_text *text, int vocab, int64_t least
         if (count < least && top.count == count) break;
         if (top.count != count)
             TR__TRY(push(l, top.pair));
-        else
+        else if (!is_too_long(l, &l->pairs[top.pair]))
             TR__TRY(merge(l, top.pair));
     }
     return TR_OK;

@@ -59,14 +59,7 @@ static tr_dataset *from_parts(const part *parts, int n, bool raw)
     return tr__byte_images("cifar10", images, labels, raw);
 }
 
-static tr_dataset *make_again(const void *argument, size_t bytes)
-{
-    (void)bytes;
-    tr_image_set_options options;
-    memcpy(&options, argument, sizeof options);
-    options.folder = (const char *)argument + sizeof options;
-    return tr_cifar10_with(&options);
-}
+TR__MAKE_AGAIN(tr_cifar10_with, tr_image_set_options)
 
 tr_dataset *tr_cifar10_with(const tr_image_set_options *options)
 {

@@ -9,6 +9,8 @@
 
 #include <trireme/data.h>
 
+#include <string.h>
+
 /* What x or y of every sample looks like. */
 typedef struct tr__layout {
     tr_shape shape;
@@ -55,6 +57,16 @@ void tr__dataset_set_source(tr_dataset *set, tr_dataset_make make, const void *a
 /* The argument is some options (at most 512 bytes) and the folder's full path behind them. */
 void tr__dataset_set_folder(tr_dataset *set, tr_dataset_make make, const void *options, size_t bytes,
     const char *folder);
+/* make_again(), which makes the set from that by function(&options). */
+#define TR__MAKE_AGAIN(function, options_type)                               \
+    static tr_dataset *make_again(const void *argument, size_t bytes)        \
+    {                                                                        \
+        (void)bytes;                                                         \
+        options_type options;                                                \
+        memcpy(&options, argument, sizeof options);                          \
+        options.folder = (const char *)argument + sizeof options;            \
+        return function(&options);                                           \
+    }
 
 static inline size_t tr__layout_bytes(const tr__layout *layout)
 {

@@ -195,14 +195,7 @@ static tr_status fill(tr_dataset *set, const tr_image_folder_options *o)
     return TR_OK;
 }
 
-static tr_dataset *make_again(const void *argument, size_t bytes)
-{
-    (void)bytes;
-    tr_image_folder_options options;
-    memcpy(&options, argument, sizeof options);
-    options.folder = (const char *)argument + sizeof options;
-    return tr_image_folder_with(&options);
-}
+TR__MAKE_AGAIN(tr_image_folder_with, tr_image_folder_options)
 
 tr_dataset *tr_image_folder_with(const tr_image_folder_options *options)
 {

@@ -65,14 +65,7 @@ static tr_dataset *from_files(const tr_image_set_options *o)
     return tr__byte_images("mnist", channel, labels, o->raw);
 }
 
-static tr_dataset *make_again(const void *argument, size_t bytes)
-{
-    (void)bytes;
-    tr_image_set_options options;
-    memcpy(&options, argument, sizeof options);
-    options.folder = (const char *)argument + sizeof options;
-    return tr_mnist_with(&options);
-}
+TR__MAKE_AGAIN(tr_mnist_with, tr_image_set_options)
 
 tr_dataset *tr_mnist_with(const tr_image_set_options *options)
 {

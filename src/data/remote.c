@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -111,6 +112,7 @@ static tr_status start(tr__remote *r, const tr__recipe *recipe, int64_t most)
     tr_status status = start_at(r, recipe, most, ends[1]);
     close(ends[1]);
     r->running = status == TR_OK;
+    if (r->running) r->pidfd = pidfd_open(r->pid, 0);
     if (r->running) return TR_OK;
     close(r->socket);
     free_memory(r);
@@ -125,6 +127,7 @@ static int reap(tr__remote *r)
     int status = 0;
     while (waitpid(r->pid, &status, 0) < 0 && errno == EINTR) continue;
     close(r->socket);
+    if (r->pidfd >= 0) close(r->pidfd);
     free_memory(r);
     r->running = false;
     return status;
@@ -175,13 +178,13 @@ static tr_status died(tr__remote *r, const tr__recipe *recipe)
 
 /* ---- Batches ----------------------------------------------------------------------------------------------------- */
 
-/* TR_END: the process has died. */
+/* TR_END: the process has died. What it has forked may hold its end of the socket, so that the end of the file does not come. */
 static tr_status receive(const tr__remote *r, int wake, tr__remote_answer *answer)
 {
-    struct pollfd ends[] = {{.fd = r->socket, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
-    while (poll(ends, 2, -1) < 0)
+    struct pollfd ends[] = {{.fd = r->socket, .events = POLLIN}, {.fd = wake, .events = POLLIN}, {.fd = r->pidfd, .events = POLLIN}};
+    while (poll(ends, 3, -1) < 0)
         if (errno != EINTR) return tr__fail_errno(TR_IO, errno, "cannot wait for a worker process");
-    if (!ends[0].revents) return tr__fail(TR_CANCELLED, "the batch was given up");
+    if (!ends[0].revents) return ends[2].revents ? TR_END : tr__fail(TR_CANCELLED, "the batch was given up");
     return recv(r->socket, answer, sizeof *answer, 0) == sizeof *answer ? TR_OK : TR_END;
 }
 

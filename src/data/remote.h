@@ -15,7 +15,7 @@ typedef struct tr__remote {
     bool running;
     tr__call call;
     pid_t pid;
-    int socket, memory_fd;
+    int socket, memory_fd, pidfd; /* pidfd -1: this kernel has none */
     char *memory; /* the samples' numbers, and behind them the batch */
     size_t bytes;
 } tr__remote;

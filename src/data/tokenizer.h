@@ -35,6 +35,8 @@ struct tr_tokenizer {
     int unknown, begin, end; /* [UNK], [CLS], [SEP] */
 };
 
+enum { TR__TOKEN_MOST = 4096 }; /* bytes of a byte-pair token, and of any in a file */
+
 /* "4096 tokens (CRC-32C 1a2b3c4d)": what tells a tokenizer from others. */
 enum { TR__TOKENIZER_TEXT = 48 };
 char *tr__tokenizer_text(const tr_tokenizer *tokenizer, char text[TR__TOKENIZER_TEXT]);

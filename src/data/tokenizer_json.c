@@ -8,14 +8,12 @@
  */
 #include "data/tokenizer_json.h"
 
+#include "base/atomic_file.h"
 #include "base/json_string.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MOST_TOKEN = 4096 }; /* bytes of one */
 
 /* ---- Asking the tree ------------------------------------------------------------------------------------------------ */
 
@@ -54,14 +52,14 @@ static tr_status check_off(const cJSON *object, const char *part, const char *co
 
 /* ---- Tokens --------------------------------------------------------------------------------------------------------- */
 
-/* A token's bytes from the characters that stand for them, into at most MOST_TOKEN. */
+/* A token's bytes from the characters that stand for them, into at most TR__TOKEN_MOST. */
 static tr_status bytes_of(const char *written, size_t length, unsigned char *bytes, size_t *count)
 {
     int step;
     *count = 0;
     for (size_t at = 0; at < length; at += (size_t)step) {
         int byte = tr__character_byte(tr__utf8_read((const unsigned char *)written + at, length - at, &step));
-        if (byte < 0 || *count == MOST_TOKEN)
+        if (byte < 0 || *count == TR__TOKEN_MOST)
             return tr__fail(TR_FORMAT, "the token \"%.*s\" %s", (int)(length < 40 ? length : 40), written,
                 byte < 0 ? "holds a character that stands for no byte" : "is too long");
         bytes[(*count)++] = (unsigned char)byte;
@@ -111,7 +109,7 @@ static tr_status collect(const tr_tokenizer *t, const cJSON *vocab, const cJSON 
 
 static tr_status add_token(tr_tokenizer *t, int id, const named *token)
 {
-    unsigned char bytes[MOST_TOKEN];
+    unsigned char bytes[TR__TOKEN_MOST];
     const void *from = token->name;
     size_t count = strlen(token->name);
     if (!token->added && t->kind == TR__BYTE_PAIR) {
@@ -166,7 +164,7 @@ static tr_status find_token(const tr_tokenizer *t, const unsigned char *bytes, s
 
 tr_status tr__json_merge(tr_tokenizer *t, const char *left, size_t left_bytes, const char *right, size_t right_bytes)
 {
-    unsigned char both[2 * MOST_TOKEN];
+    unsigned char both[2 * TR__TOKEN_MOST];
     size_t first, second;
     int ids[3];
     TR__TRY(bytes_of(left, left_bytes, both, &first));
@@ -245,12 +243,12 @@ tr_status tr__json_tokenizer(tr_tokenizer *t, const cJSON *json)
 /* ---- Writing -------------------------------------------------------------------------------------------------------- */
 
 /* The characters of a token in files, at most twice as many bytes. */
-static size_t written(const tr_tokenizer *t, int id, unsigned char text[2 * MOST_TOKEN])
+static size_t written(const tr_tokenizer *t, int id, unsigned char text[2 * TR__TOKEN_MOST])
 {
     size_t count, length = 0;
     const unsigned char *bytes = tr__strings_at(&t->tokens, id, &count);
     bool as_it_is = t->kind == TR__WORD_PIECE || tr__tokenizer_is_special(t, id);
-    if (count > MOST_TOKEN) count = MOST_TOKEN; /* checked before */
+    if (count > TR__TOKEN_MOST) count = TR__TOKEN_MOST; /* checked before */
     for (size_t i = 0; i < count; i++) {
         if (as_it_is)
             text[length++] = bytes[i];
@@ -264,7 +262,7 @@ static void write_added(FILE *to, const tr_tokenizer *t)
 {
     fputs("  \"added_tokens\": [", to);
     for (int i = 0; i < t->special_count; i++) {
-        unsigned char text[2 * MOST_TOKEN];
+        unsigned char text[2 * TR__TOKEN_MOST];
         fprintf(to, "%s\n    {\"id\": %d, \"content\": ", i ? "," : "", t->special[i]);
         tr__json_bytes(to, text, written(t, t->special[i], text));
         fputs(", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}",
@@ -277,7 +275,7 @@ static void write_vocabulary(FILE *to, const tr_tokenizer *t)
 {
     fputs("    \"vocab\": {", to);
     for (int id = 0; id < t->tokens.count; id++) {
-        unsigned char text[2 * MOST_TOKEN];
+        unsigned char text[2 * TR__TOKEN_MOST];
         fputs(id ? ",\n      " : "\n      ", to);
         tr__json_bytes(to, text, written(t, id, text));
         fprintf(to, ": %d", id);
@@ -293,7 +291,7 @@ static bool write_merges(FILE *to, const tr_tokenizer *t)
         if (t->merges.slots[i].left >= 0) sorted[t->merges.slots[i].rank] = t->merges.slots[i];
     fputs(",\n    \"merges\": [", to);
     for (int i = 0; i < t->merges.count; i++) {
-        unsigned char both[4 * MOST_TOKEN + 1];
+        unsigned char both[4 * TR__TOKEN_MOST + 1];
         size_t length = written(t, sorted[i].left, both);
         both[length++] = ' ';
         length += written(t, sorted[i].right, both + length);
@@ -343,15 +341,13 @@ static tr_status check_lengths(const tr_tokenizer *t)
     for (int id = 0; id < t->tokens.count; id++) {
         size_t count;
         tr__strings_at(&t->tokens, id, &count);
-        if (count > MOST_TOKEN) return tr__fail(TR_INVALID, "token %d has %zu bytes, more than %d", id, count, MOST_TOKEN);
+        if (count > TR__TOKEN_MOST) return tr__fail(TR_INVALID, "token %d has %zu bytes, more than %d", id, count, TR__TOKEN_MOST);
     }
     return TR_OK;
 }
 
-static tr_status write_file(const tr_tokenizer *t, const char *path)
+static bool write_all(FILE *to, const tr_tokenizer *t)
 {
-    FILE *to = fopen(path, "we");
-    if (!to) return tr__fail_errno(TR_IO, errno, "tokenizer: cannot write %s", path);
     fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n", to);
     write_added(to, t);
     bool whole = true;
@@ -362,9 +358,7 @@ static tr_status write_file(const tr_tokenizer *t, const char *path)
     write_vocabulary(to, t);
     if (t->kind == TR__BYTE_PAIR) whole = write_merges(to, t);
     fputs("\n  }\n}\n", to);
-    bool lost = ferror(to);
-    if (fclose(to) != 0 || lost) return tr__fail_errno(TR_IO, errno, "tokenizer: cannot write %s", path);
-    return whole ? TR_OK : tr__fail(TR_NO_MEMORY, "tokenizer: out of memory");
+    return whole && !ferror(to);
 }
 
 tr_status tr_tokenizer_save(const tr_tokenizer *t, const char *path)
@@ -372,5 +366,15 @@ tr_status tr_tokenizer_save(const tr_tokenizer *t, const char *path)
     TR__TRY(tr_status_of(t));
     if (!t || !path) return tr__fail(TR_INVALID, "tokenizer_save: it takes a tokenizer and a path, not NULL");
     TR__TRY(check_lengths(t));
-    return write_file(t, path);
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    bool whole = to && write_all(to, t);
+    if (to && fclose(to) != 0) whole = false;
+    tr__atomic_file file;
+    tr_status status = whole ? tr__atomic_open(&file, path) : tr__fail(TR_NO_MEMORY, "out of memory");
+    if (status == TR_OK) status = tr__atomic_write(&file, text, bytes);
+    if (status == TR_OK) status = tr__atomic_commit(&file);
+    free(text);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "tokenizer");
 }

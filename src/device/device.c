@@ -144,6 +144,7 @@ tr_status tr_device_parse(const char *text, tr_device *out)
 
 tr_status tr_device_kind_named(const char *name, tr_device_kind *out)
 {
+    if (!name || !out) return tr__fail(TR_INVALID, "device_kind_named: %s is NULL", name ? "out" : "the name");
     return find_kind(name, strlen(name), name, out);
 }
 
@@ -159,6 +160,7 @@ static void hand_out(void *to, void *from, size_t size)
 
 tr_status tr_device_describe(tr_device device, tr_device_properties *out)
 {
+    if (!out) return tr__fail(TR_INVALID, "device_describe: out is NULL");
     TR__TRY(tr__device_check(device));
     tr_device_properties p = {.size = sizeof p};
     if (device.kind == TR_CPU) tr__cpu_describe(device.index, &p);
@@ -169,6 +171,7 @@ tr_status tr_device_describe(tr_device device, tr_device_properties *out)
 
 tr_status tr_device_memory_of(tr_device device, tr_device_memory *out)
 {
+    if (!out) return tr__fail(TR_INVALID, "device_memory_of: out is NULL");
     TR__TRY(tr__device_check(device));
     tr_device_memory m = {.size = sizeof m};
     if (device.kind == TR_CPU) {

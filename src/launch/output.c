@@ -104,7 +104,7 @@ static size_t longest_line(const tr__output *o)
     return TR__LINE_BYTES + (o->options.prefixed ? TR__PREFIX_BYTES : 0);
 }
 
-/* Where a line of exactly the longest length may be cut: not inside a UTF-8 character. */
+/* Where a line that is longer may be cut: not inside a UTF-8 character. */
 static size_t cut(const char *line, size_t length)
 {
     size_t at = length;
@@ -123,9 +123,10 @@ static enum taken { NOTHING, LINE, NO_ROOM } take_line(tr__stream *s)
     size_t have = s->end - s->begin, length = 0;
     while (length < have && line[length] != '\n' && line[length] != '\r') length++;
     bool whole = length < have;
+    size_t longest = longest_line(s->output);
     if (!whole) {
-        if (!have || (!s->ended && have < longest_line(s->output))) return NOTHING;
-        if (!s->ended) length = cut(line, have);
+        if (!have || (!s->ended && have <= longest)) return NOTHING;
+        if (have > longest) length = cut(line, longest);
     }
     if (!put(s->output, s, line, length)) return NO_ROOM;
     remember(&s->output->tails[s->rank], line, length);
@@ -171,7 +172,7 @@ static void pump(tr__stream *s, bool readable)
         s->end -= s->begin;
         memmove(s->buffer, s->buffer + s->begin, s->end);
         s->begin = 0;
-        ssize_t got = read(s->fd, s->buffer + s->end, longest_line(s->output) - s->end);
+        ssize_t got = read(s->fd, s->buffer + s->end, longest_line(s->output) + 1 - s->end);
         if (got > 0) s->end += (size_t)got;
         else s->ended = got == 0 || (errno != EINTR && (errno != EAGAIN || s->output->draining));
         readable = s->output->draining;
@@ -283,7 +284,7 @@ tr_status tr__output_add(tr__output *o, uv_loop_t *loop, int rank, bool is_stder
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) < 0) return tr__fail_errno(TR_IO, errno, "launch: cannot open a pipe for rank %d (see ulimit -n)",
         o->options.first_rank + rank);
-    *s = (tr__stream){.output = o, .rank = rank, .is_stderr = is_stderr, .fd = ends[0], .buffer = malloc(longest_line(o))};
+    *s = (tr__stream){.output = o, .rank = rank, .is_stderr = is_stderr, .fd = ends[0], .buffer = malloc(longest_line(o) + 1)};
     int error = UV_ENOMEM;
     if (!s->buffer || (error = uv_poll_init(loop, &s->poll, s->fd)) < 0) {
         free(s->buffer);

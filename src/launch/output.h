@@ -25,7 +25,7 @@ typedef struct tr__stream {
     bool open, ended, paused, skip_newline;
     int fd;
     uv_poll_t poll;
-    char *buffer; /* [the longest line], holding begin to end */
+    char *buffer; /* [the longest line and its newline], holding begin to end */
     size_t begin, end;
 } tr__stream;
 

@@ -6,10 +6,10 @@
  * rename makes the checkpoint. There is no pointer to the newest one that could disagree with the folders: the newest
  * is the one with the highest step.
  */
+#include "base/atomic_file.h"
 #include "base/folder.h"
 #include "base/given.h"
 #include "base/log.h"
-#include "train/atomic_file.h"
 #include "train/checkpoint.h"
 #include "train/history.h"
 #include "train/manifest.h"

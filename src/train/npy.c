@@ -8,8 +8,8 @@
  */
 #include "train/npy.h"
 
+#include "base/atomic_file.h"
 #include "tensor/numbers.h"
-#include "train/atomic_file.h"
 #include "train/plain_file.h"
 
 #include <trireme/train.h>

@@ -1,11 +1,11 @@
 /* Files of the safetensors format: safetensors_header.c tells what it is. */
+#include "base/atomic_file.h"
 #include "base/crc32c.h"
 #include "base/json_string.h"
 #include "base/thread.h"
 #include "data/unicode.h"
 #include "device/device.h"
 #include "tensor/list.h"
-#include "train/atomic_file.h"
 #include "train/safetensors_header.h"
 
 #include <trireme/train.h>

@@ -149,6 +149,7 @@ static tr_status verify(verifying *v, const char *folder, const char *file)
 
 tr_status tr_checkpoint_verify_with(const tr_checkpoint_verify_options *o)
 {
+    if (!o->path) return tr__fail(TR_INVALID, "checkpoint_verify: the path is NULL");
     tr_checkpoint_report report = {.step = -1, .loss = NAN, .about = tr_list_new()};
     verifying v = {.options = o, .report = &report, .is_checkpoint = tr__checkpoint_named_step(o->path) >= 0};
     char folder[PATH_MAX];

@@ -1,5 +1,5 @@
+#include "base/atomic_file.h"
 #include "base/object.h"
-#include "train/atomic_file.h"
 
 #include <trireme/train.h>
 

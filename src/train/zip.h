@@ -2,7 +2,7 @@
 #ifndef TR_TRAIN_ZIP_H
 #define TR_TRAIN_ZIP_H
 
-#include "train/atomic_file.h"
+#include "base/atomic_file.h"
 #include "train/plain_file.h"
 
 #include <stdio.h>

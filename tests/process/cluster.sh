@@ -88,7 +88,15 @@ says out 'waits 77'
 cluster start --slots 2 --max-restarts 1 sh -c '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 3; echo again' >out 2>err ||
     fail "start --max-restarts"
 says out '[1] again'
+says err 'rank 0 (pid'
+says err 'exited with 3'
 says err 'all ranks are started again, time 1 of 1'
+# What began again is not why it ended.
+! cluster start --slots 1 --max-restarts 1 --job lost sh -c '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 3; kill -9 $PPID' >out 2>err ||
+    fail "a launcher was killed, but not the job"
+says err 'trireme cluster start: localhost: its launcher, or ssh, ended with exit code 137'
+cluster logs lost >out
+says out 'exited with 3'
 
 cluster start --slots 3 --job words sh -c 'echo "$RANK of $WORLD_SIZE: it'\''s \"$0\" $1"' 'a  b' '$HOME' >out 2>err || fail "start"
 sort out >sorted

@@ -35,6 +35,13 @@ kill_one "$TRIREME" train gpt $options --ranks 2 --max-restarts 3 --out disturbe
 # shellcheck disable=SC2086
 kill_one "$TRIREME" run -n 2 --max-restarts 3 "$TRIREME" train gpt $options --out disturbed
 
+# The checkpoint has the full path of a tokenizer that was named by another one.
+"$TRIREME" tokenizer train --data text --vocab 300 --out own.json >out 2>err || fail "no vocabulary: $(cat err)"
+# shellcheck disable=SC2016,SC2086
+"$TRIREME" run --max-restarts 1 sh -c '[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { "$0" "$@" --stop-at 10; exit 1; }; exec "$0" "$@"' \
+    "$TRIREME" train gpt $options --steps 20 --tokenizer own.json --out tokens >out 2>err || fail "with a tokenizer: $(cat err)"
+[ -d tokens/checkpoint-20 ] && grep -q 'Going on from step 10' err || fail "it did not go on with its tokenizer: $(cat err)"
+
 # What another training has saved is not gone on from: the first start refuses it, and so do the others.
 # shellcheck disable=SC2086
 if "$TRIREME" run -n 2 --max-restarts 1 "$TRIREME" train gpt $options --steps 3100 --out quiet >out 2>err; then

@@ -6,6 +6,11 @@ corpus=$SOURCE/tests/recorded/tokenizers/corpus.txt
 
 "$TRIREME" tokenizer train --data "$corpus" --vocab 701 --out own.json >out 2>err || fail "exit code $?"
 grep -q '^701 tokens in own.json: ' out || fail "it does not say what it has made"
+mkfifo pipe
+cat "$corpus" >pipe & # and no second time
+timeout 60 "$TRIREME" tokenizer train --data pipe --vocab 701 --out piped.json >out 2>err || fail "exit code $? of a pipe"
+wait $!
+grep -q '^701 tokens in piped.json$' out && cmp -s own.json piped.json || fail "another vocabulary from a pipe"
 "$TRIREME" tokenizer encode --tokenizer own.json 'the license<|endoftext|>é' >out 2>err || fail "exit code $?"
 "$TRIREME" tokenizer encode --tokenizer "$SOURCE/tests/recorded/tokenizers/gpt2.json" 'the license<|endoftext|>é' >theirs 2>err
 diff out theirs || fail "other tokens than Hugging Face's trainer has found"

@@ -247,6 +247,11 @@ static void test_long_lines_are_split(void **state)
         bytes += strlen(line);
     }
     assert_int_equal(bytes, 1 + 2 * 20001);
+    /* One that just fits is whole, and no empty one follows; neither behind two that just fit together. */
+    memset(&heard, 0, sizeof heard);
+    assert_int_equal(RUN("long() { head -c $1 /dev/zero | tr '\\0' x; echo; }; long 16384; long 32768; long 16385", 1), TR_OK);
+    assert_int_equal(heard.lines, 1 + 2 + 2);
+    assert_true(heard.longest == 16 << 10);
 }
 
 static long resident_kib(void)

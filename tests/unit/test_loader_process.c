@@ -34,6 +34,7 @@ static void assert_failed(tr_status got, tr_status status, const char *part)
 typedef struct plan {
     int64_t count;
     int64_t fail_at, kill_at, exit_at, hang_at; /* -1: at none */
+    pid_t leaves_behind;               /* where it is killed, a process that lives as long as this one; 0: none */
     bool only_here;                    /* other processes cannot make it */
 } plan;
 
@@ -41,6 +42,10 @@ static tr_status get(const tr_sample_call *call, tr_sample *out)
 {
     const plan *p = call->user;
     if (call->index == p->fail_at) return tr_fail(TR_IO, "cannot read number %d", (int)call->index);
+    if (call->index == p->kill_at && !here && p->leaves_behind && fork() == 0) {
+        while (kill(p->leaves_behind, 0) == 0) usleep(10000);
+        _exit(0);
+    }
     if (call->index == p->kill_at && !here) kill(getpid(), SIGKILL);
     if (call->index == p->exit_at && !here) _exit(7);
     while (call->index == p->hang_at && !here) pause();
@@ -184,6 +189,22 @@ static void test_a_process_that_dies_is_told(void **state)
         assert_int_equal(b.indices[9], 49);
         assert_int_equal(tr_loader_next(loader, &b), TR_END);
     }
+}
+
+/* What it has forked has its end of the socket, too. */
+static void test_a_process_that_dies_and_leaves_another_one_is_told(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    plan p = sound;
+    p.kill_at = 13;
+    p.leaves_behind = getpid();
+    tr_loader *loader = tr_loader_new(numbers(p), .batch = 10, .workers = 1, .processes = true);
+    tr_batch b;
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_failed(tr_loader_next(loader, &b), TR_CHILD, "was killed by signal 9 (Killed) while it made samples 10, 11, 12, 13,");
+    TR_CHECK(tr_loader_next(loader, &b));
+    assert_int_equal(b.indices[0], 20);
 }
 
 /* Sample 5 is of 64 MiB. */
@@ -380,6 +401,7 @@ int main(void)
         cmocka_unit_test(test_batches_of_any_size),
         cmocka_unit_test(test_errors_name_the_sample),
         cmocka_unit_test(test_a_process_that_dies_is_told),
+        cmocka_unit_test(test_a_process_that_dies_and_leaves_another_one_is_told),
         cmocka_unit_test(test_memory_that_cannot_be_mapped_is_an_error),
         cmocka_unit_test(test_another_epoch_ends_a_process_that_hangs),
         cmocka_unit_test(test_a_dataset_that_cannot_be_made_there),

@@ -1,5 +1,5 @@
 /* NULL where something is needed: each function answers with TR_INVALID and says which argument it was. */
-#include <trireme/trireme.h>
+#include <trireme/tools.h>
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,6 +90,11 @@ static void null_is_refused(void **state)
     refused(hook(NULL), "grad_hook_add: the hook is NULL");
     refused(tr_device_parse(NULL, &device), "device_parse: the text is NULL");
     refused(tr_device_parse("cpu", NULL), "device_parse: out is NULL");
+    refused(tr_device_kind_named(NULL, &device.kind), "device_kind_named: the name is NULL");
+    refused(tr_device_kind_named("cpu", NULL), "device_kind_named: out is NULL");
+    refused(tr_device_describe(tr_cpu(0), NULL), "device_describe: out is NULL");
+    refused(tr_device_memory_of(tr_cpu(0), NULL), "device_memory_of: out is NULL");
+    refused(tr_checkpoint_verify(NULL), "checkpoint_verify: the path is NULL");
     refused(tr_safetensors_save("/tmp/trireme-none", NULL), "safetensors_save: the list is NULL");
     refused(tr_safetensors_save(NULL, list), "the path of the file to write is NULL");
     refused(tr_agree((tr_group *)NULL, "a", 3), "tr_agree: the group is NULL");
@@ -97,8 +102,29 @@ static void null_is_refused(void **state)
     assert_true(tr_list_count(list) == 0 && tr_list_metadata_count(list) == 0);
 }
 
+static void null_is_refused_by_the_tools(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const char *const argv[] = {"true", NULL};
+    tr_cluster *cluster = tr_cluster_open(NULL);
+    tr_cluster_job job;
+    refused(tr_cluster_check(NULL, NULL, NULL, NULL), "cluster_check: the cluster is NULL");
+    refused(tr_cluster_run(NULL, argv), "cluster_run: the cluster is NULL");
+    refused(tr_cluster_status(NULL, NULL, &job), "cluster_status: the cluster is NULL");
+    refused(tr_cluster_status(cluster, NULL, NULL), "cluster_status: out is NULL");
+    refused(tr_cluster_logs(NULL, NULL, false, NULL, NULL), "cluster_logs: the cluster is NULL");
+    refused(tr_cluster_logs(cluster, NULL, false, NULL, NULL), "cluster_logs: the function is NULL");
+    refused(tr_cluster_stop(NULL, NULL, 0), "cluster_stop: the cluster is NULL");
+    assert_int_equal(tr_cluster_count(NULL), 0);
+    assert_null(tr_cluster_host_at(NULL, 0));
+    refused(tr_status_of(tr_progress_new(NULL)), "progress: the stream is NULL");
+    refused(tr_chart_svg("/tmp/trireme-none", NULL, NULL, 0), "chart_svg: the title is NULL");
+    refused(tr_predict(TR_ALL_REDUCE, NULL, 4, 4, NULL, NULL), "tr_predict: seconds is NULL");
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(null_is_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(null_is_refused), cmocka_unit_test(null_is_refused_by_the_tools)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

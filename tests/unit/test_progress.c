@@ -38,8 +38,25 @@ static void lines_come_now_and_then(void **state)
                               "step 10/10  loss 2.0000  validation 2.5000  24.3k tokens/s\n");
 }
 
+/* Of a training that diverges. */
+static void long_numbers_have_room(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    FILE *f = tmpfile();
+    tr_progress *p = tr_progress_new(f, .item = "sample");
+    tr_progress_step(p, &(tr_metrics_row){.step = 1, .loss = -1e300, .items_per_s = 3, .validation_loss = -1e300,
+        .validation_accuracy = 0.5}, 1);
+    char text[1024];
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    assert_non_null(strstr(text, ".0000  validation -1"));
+    assert_non_null(strstr(text, ".0000, 50.00 % right  3.0 samples/s\n"));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(lines_come_now_and_then)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(lines_come_now_and_then), cmocka_unit_test(long_numbers_have_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,9 +10,11 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "files.h"
 #include "recorded.h"
@@ -231,6 +233,25 @@ static void test_train(void **state)
     assert_int_equal(tr_status_of(tr_tokenizer_train(tr_text_load("nowhere"))), TR_IO);
 }
 
+/* A word without end makes no token that is too long for a file. */
+static void test_train_on_a_long_word(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static char word[40000];
+    memset(word, 'a', sizeof word);
+    tr_text *text = tr_text_load(files_write("word", word, sizeof word), .validation = 0);
+    tr_tokenizer *t = tr_tokenizer_train(text, .vocab = 300);
+    size_t bytes, longest = 0;
+    for (int id = 0; id < tr_tokenizer_vocab(t); id++) {
+        (void)tr_tokenizer_token(t, id, &bytes);
+        if (bytes > longest) longest = bytes;
+    }
+    assert_int_equal(longest, 4096);
+    TR_CHECK(tr_tokenizer_save(t, files_path("long.json")));
+    TR_CHECK(tr_status_of(tr_tokenizer_load(files_path("long.json"))));
+}
+
 static void test_save(void **state)
 {
     (void)state;
@@ -251,6 +272,25 @@ static void test_save(void **state)
         }
     }
     assert_int_equal(tr_tokenizer_save(load("bert"), "/nowhere/tokenizer.json"), TR_IO);
+}
+
+/* What stood there stays, where the new one has no room. */
+static void test_save_is_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const char *path = files_path("kept.json");
+    tr_tokenizer *t = load("gpt2.json");
+    TR_CHECK(tr_tokenizer_save(t, path));
+    struct rlimit before;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){4096, before.rlim_max}), 0);
+    tr_status status = tr_tokenizer_save(t, path);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(status, TR_IO);
+    TR_CHECK(tr_status_of(tr_tokenizer_load(path)));
 }
 
 /* ---- What cannot be read ------------------------------------------------------------------------------------------ */
@@ -340,7 +380,9 @@ int main(void)
         cmocka_unit_test(test_any_bytes),
         cmocka_unit_test(test_long_word),
         cmocka_unit_test(test_train),
+        cmocka_unit_test(test_train_on_a_long_word),
         cmocka_unit_test(test_save),
+        cmocka_unit_test(test_save_is_whole_or_not_at_all),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_unsupported),
         cmocka_unit_test(test_misuse),

@@ -1,4 +1,4 @@
-#include "train/atomic_file.h"
+#include "base/atomic_file.h"
 
 #include "base/object.h"
 

@@ -4,8 +4,8 @@
  * A writer holds a lock on its temporary file, so that the next one can tell the leftovers of a killed process (nobody
  * locks them: they are removed) from the work of a living one.
  */
-#ifndef TR_TRAIN_ATOMIC_FILE_H
-#define TR_TRAIN_ATOMIC_FILE_H
+#ifndef TR_BASE_ATOMIC_FILE_H
+#define TR_BASE_ATOMIC_FILE_H
 
 #include <trireme/base.h>
 
