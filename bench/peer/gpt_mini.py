@@ -5,13 +5,17 @@ import training
 
 MODELS = {"mini": {"layers": 6, "heads": 6, "dim": 384, "vocab": 256, "context": 256},
           "gpt2": {"layers": 12, "heads": 12, "dim": 768, "vocab": 50257, "context": 1024}}
+BATCHES = {"mini": (8, 256), "gpt2": (4, 64)}  # sequences and tokens in each, as `trireme bench model` takes by itself
 
 
 def arguments() -> argparse.Namespace:
-    parser = training.parser(__doc__, batch=8)
+    parser = training.parser(__doc__, batch=0)
     parser.add_argument("--model", choices=MODELS, default="mini")
-    parser.add_argument("--seq", type=int, default=256)
-    return parser.parse_args()
+    parser.add_argument("--seq", type=int, default=0)
+    args = parser.parse_args()
+    batch, seq = BATCHES[args.model]
+    args.batch, args.seq = args.batch or batch, args.seq or seq
+    return args
 
 
 def build(args: argparse.Namespace):
