@@ -60,10 +60,13 @@ typedef struct tr_dist_backward_options {
     tr_dist_mode mode;        /* both give the same gradients */
     bool retain_graph;        /* keep what backward needs, on all workers, so that it can run again */
     int timeout_ms;           /* default 60,000 */
+    const char *file;         /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_dist_backward_options;
 /* Adds d(root)/d(leaf) to the context's gradient of every leaf, on all workers, and returns when all are there. A failure
  * or a dead worker anywhere ends it on all of them, with that cause. One at a time in a context. */
-#define tr_dist_backward(...) tr_dist_backward_with(TR__BRACES2(tr_dist_backward_options, context, root, __VA_ARGS__))
+#define tr_dist_backward(...) \
+    tr_dist_backward_with(TR__BRACES2(tr_dist_backward_options, context, root, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_dist_backward_with(const tr_dist_backward_options *options);
 
 /* This context's gradient of a leaf of this worker: its own object, not a copy; NULL when there is none. */

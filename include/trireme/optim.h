@@ -269,11 +269,14 @@ TR_API double tr_lr(const tr_optimizer *optimizer);
 TR_API tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
 
-/* Scales all gradients so that their joint 2-norm is at most max_norm (Pascanu et al. 2013). norm, when not NULL, gets
- * the norm from before. A norm that is not finite is an error, and changes nothing. It is the norm of the whole model also where
- * this rank has shards of parameters (tensor parallelism) or one stage of a pipeline: the ranks that have the others call it, too,
- * and all scale by the same factor. */
-TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm);
+/* tr_clip_grad_norm(optimizer, max_norm, &norm): scales all gradients so that their joint 2-norm is at most max_norm (Pascanu et al.
+ * 2013). norm, when not NULL, gets the norm from before. A norm that is not finite is an error, and changes nothing. It is the norm of
+ * the whole model also where this rank has shards of parameters (tensor parallelism) or one stage of a pipeline: the ranks that have
+ * the others call it, too, and all scale by the same factor. */
+#define tr_clip_grad_norm(optimizer, max_norm, norm) \
+    tr_clip_grad_norm_at((optimizer), (max_norm), (norm), TR__FILE, TR__LINE)
+TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm_at(tr_optimizer *optimizer, double max_norm, double *norm, const char *file,
+    int line);
 
 /*
  * Gradient scaling (Micikevicius et al. 2018), for f16, whose smallest numbers small gradients fall below: as
@@ -299,11 +302,15 @@ typedef struct tr_grad_scaler_options {
 TR_API tr_grad_scaler *tr_grad_scaler_new_with(const tr_grad_scaler_options *options);
 /* loss times the scale, in f32 at least. */
 TR_API tr_tensor *tr_scale_loss(tr_grad_scaler *scaler, tr_tensor *loss);
-/* Divides the optimizer's gradients by the scale, for clipping or looking at them before the step; once between two updates.
- * finite, when not NULL: whether all are; the step will be left out otherwise. */
-TR_API TR_MUST_CHECK tr_status tr_unscale_grad(tr_grad_scaler *scaler, tr_optimizer *optimizer, bool *finite);
-/* Divides unless that is done, and steps unless a gradient is not finite; once between two updates. */
-TR_API TR_MUST_CHECK tr_status tr_scaled_step(tr_grad_scaler *scaler, tr_optimizer *optimizer);
+/* tr_unscale_grad(scaler, optimizer, &finite): divides the optimizer's gradients by the scale, for clipping or looking at them before
+ * the step; once between two updates. finite, when not NULL: whether all are; the step will be left out otherwise. */
+#define tr_unscale_grad(scaler, optimizer, finite) tr_unscale_grad_at((scaler), (optimizer), (finite), TR__FILE, TR__LINE)
+TR_API TR_MUST_CHECK tr_status tr_unscale_grad_at(tr_grad_scaler *scaler, tr_optimizer *optimizer, bool *finite,
+    const char *file, int line);
+/* tr_scaled_step(scaler, optimizer): divides unless that is done, and steps unless a gradient is not finite; once between two
+ * updates. */
+#define tr_scaled_step(scaler, optimizer) tr_scaled_step_at((scaler), (optimizer), TR__FILE, TR__LINE)
+TR_API TR_MUST_CHECK tr_status tr_scaled_step_at(tr_grad_scaler *scaler, tr_optimizer *optimizer, const char *file, int line);
 /* After the steps of all optimizers. Returns whether all were made. */
 TR_API bool tr_update_scale(tr_grad_scaler *scaler);
 TR_API double tr_grad_scale(const tr_grad_scaler *scaler);

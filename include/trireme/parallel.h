@@ -147,14 +147,16 @@ typedef struct tr_pipeline_options {
  */
 #define tr_pipeline_new(...) tr_pipeline_new_with(TR__BRACES2(tr_pipeline_options, stages, count, __VA_ARGS__))
 TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
-/* Forward and backward of a batch: adds the gradients of its mean loss to those of the stages' parameters, as one device would
- * without micro-batches (they must divide the rows), also for dropouts (tr_seed() the stages for the batch). x is needed by the
- * first stage, y (NULL: none) by the last. The first step over a group compares the ranks' .micro_batches and .schedule, of
- * which others are TR_MISMATCH. loss, unless NULL, gets the mean loss, on all ranks. After a failure the gradients
- * are worth nothing, and a group is broken: the other ranks get TR_PEER with the message of the one that failed. The mean of
- * micro-batches' losses is the batch's where each loss is a mean over as many rows: with ignored targets or class weights let the
+/* tr_pipeline_step(pipeline, x, y, &loss): forward and backward of a batch. Adds the gradients of its mean loss to those of the
+ * stages' parameters, as one device would without micro-batches (they must divide the rows), also for dropouts (tr_seed() the stages
+ * for the batch). x is needed by the first stage, y (NULL: none) by the last. The first step over a group compares the ranks'
+ * .micro_batches and .schedule, of which others are TR_MISMATCH. loss, unless NULL, gets the mean loss, on all ranks. After a failure
+ * the gradients are worth nothing, and a group is broken: the other ranks get TR_PEER with the message of the one that failed. The mean
+ * of micro-batches' losses is the batch's where each loss is a mean over as many rows: with ignored targets or class weights let the
  * loss function sum and divide by .micro_batches times the batch's count itself. */
-TR_API TR_MUST_CHECK tr_status tr_pipeline_step(tr_pipeline *pipeline, tr_tensor *x, tr_tensor *y, double *loss);
+#define tr_pipeline_step(pipeline, x, y, loss) tr_pipeline_step_at((pipeline), (x), (y), (loss), TR__FILE, TR__LINE)
+TR_API TR_MUST_CHECK tr_status tr_pipeline_step_at(tr_pipeline *pipeline, tr_tensor *x, tr_tensor *y, double *loss,
+    const char *file, int line);
 
 /* ---- Meshes: several kinds of parallelism at once ------------------------------------------------------------------- */
 
@@ -167,10 +169,12 @@ typedef struct tr_mesh_options {
     tr_group *world;
     int dp;           /* ranks that are data parallel; 0: as many as the others leave */
     int tp, pp;       /* tensor parallel and pipeline stages; default 1 */
+    const char *file; /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_mesh_options;
 /* tr_mesh_new(world, .tp = 2, .pp = 2): ranks as a box, with rank = (pp * DP + dp) * TP + tp, so that tensor parallel ranks,
  * which talk most, are neighbours. Collective over the world, which must have dp * tp * pp ranks. */
-#define tr_mesh_new(...) tr_mesh_new_with(TR__NAMED_OPTIONS1(tr_mesh_options, world, __VA_ARGS__))
+#define tr_mesh_new(...) tr_mesh_new_with(TR__NAMED_OPTIONS1(tr_mesh_options, world, __VA_ARGS__, TR__HERE))
 TR_API tr_mesh *tr_mesh_new_with(const tr_mesh_options *options);
 /* The ranks that differ from this one along an axis only, itself among them, in the axis' order: the mesh's own group. */
 TR_API tr_group *tr_mesh_group(const tr_mesh *mesh, tr_mesh_axis axis);

@@ -235,8 +235,9 @@ tr_status tr__grad_limit(const tr_optimizer *o, double norm, double max_norm)
     return factor < 1 ? tr__grad_multiply(o, factor) : TR_OK;
 }
 
-tr_status tr_clip_grad_norm(tr_optimizer *optimizer, double max_norm, double *norm)
+tr_status tr_clip_grad_norm_at(tr_optimizer *optimizer, double max_norm, double *norm, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     if (!optimizer) return tr__fail(TR_INVALID, "tr_clip_grad_norm: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
     if (!(max_norm > 0))

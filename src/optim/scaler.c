@@ -88,8 +88,9 @@ static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o)
     return TR_OK;
 }
 
-tr_status tr_unscale_grad(tr_grad_scaler *s, tr_optimizer *o, bool *finite)
+tr_status tr_unscale_grad_at(tr_grad_scaler *s, tr_optimizer *o, bool *finite, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     TR__TRY(check("tr_unscale_grad", s, o));
     if (find(s, o)) return tr__fail(TR_STATE, "tr_unscale_grad: the gradients are divided already: call tr_update_scale() after "
         "each step");
@@ -98,8 +99,9 @@ tr_status tr_unscale_grad(tr_grad_scaler *s, tr_optimizer *o, bool *finite)
     return TR_OK;
 }
 
-tr_status tr_scaled_step(tr_grad_scaler *s, tr_optimizer *o)
+tr_status tr_scaled_step_at(tr_grad_scaler *s, tr_optimizer *o, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     TR__TRY(check("tr_scaled_step", s, o));
     if (!find(s, o)) TR__TRY(unscale(s, o));
     unscaled *found = find(s, o);

@@ -533,6 +533,7 @@ void tr__part_drain(tr__part *p)
 {
     tr_dist_context *c = p->context;
     tr__item *it;
+    TR__CALLED_AT(p->site.file, p->site.line);
     pthread_mutex_lock(&c->lock);
     bool runs = !p->running;
     if (runs) p->running = true;

@@ -34,6 +34,7 @@ typedef struct tr__dist_part {
     int64_t pass;
     bool smart, retain;
     tr__gradient_sink sink;
+    tr__call_site site; /* of the root's tr_dist_backward(), for all threads that run the part */
     int n_roots;
     tr_tensor **roots, **root_gradients; /* kept */
 

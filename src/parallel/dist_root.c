@@ -51,6 +51,7 @@ tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor 
     if (old && !old->over) status = tr__fail(TR_STATE, "backward: one is under way in this context");
     if (status == TR_OK) p = tr__part_new(c, c->passes + 1, smart, retain);
     if (p) p->sink.deadline_ns = deadline_ns;
+    if (p) p->site = tr__call_site_enter(NULL, 0);
     if (status == TR_OK) status = p ? take_roots(p, roots, gradients, n) : TR_NO_MEMORY;
     if (status == TR_OK) status = fill_inbox(p);
     if (status == TR_OK) {

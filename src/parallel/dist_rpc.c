@@ -512,6 +512,7 @@ static tr_status run_backward(tr_dist_context *c, const tr_dist_backward_options
 
 tr_status tr_dist_backward_with(const tr_dist_backward_options *o)
 {
+    TR__CALLED_AT(o->file, o->line);
     tr_dist_context *c = o->context;
     TR__TRY(tr__dist_check_context("tr_dist_backward", c));
     if (c->id.worker != c->dist->port.self)

@@ -68,6 +68,7 @@ static tr_status split(tr_mesh *mesh, tr_group *world, const int size[TR_MESH_AX
 
 tr_mesh *tr_mesh_new_with(const tr_mesh_options *options)
 {
+    TR__CALLED_AT(options->file, options->line);
     tr_mesh *mesh = tr__object_new(&mesh_type);
     if (mesh->object.error) return mesh;
     TR_SCOPE;

@@ -241,8 +241,9 @@ static tr_status compare_options(tr_pipeline *p)
     return TR_OK;
 }
 
-tr_status tr_pipeline_step(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double *loss)
+tr_status tr_pipeline_step_at(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double *loss, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     TR__TRY(tr_status_of(pipe));
     if (!pipe) return tr__fail(TR_INVALID, "pipeline: it is NULL");
     TR__TRY(compare_options(pipe));

@@ -28,11 +28,13 @@ struct tr__workers {
     void *arg;
     bool grad;
     tr_dtype autocast;
+    tr__call_site site;
 };
 
 static void run(tr__workers *w, int number)
 {
     TR_SCOPE;
+    TR__CALLED_AT(w->site.file, w->site.line);
     bool was = tr__grad_mode_set(w->grad);
     tr_dtype autocast = tr__autocast_set(w->autocast);
     w->errors[number] = w->function(w->arg, number) == TR_OK ? NULL : tr__error_take();
@@ -131,6 +133,7 @@ tr_status tr__workers_run(tr__workers *w, int count, tr__workers_function functi
     w->arg = arg;
     w->grad = tr__grad_mode();
     w->autocast = tr__autocast();
+    w->site = tr__call_site_enter(NULL, 0);
     w->job++;
     pthread_cond_broadcast(&w->wake);
     pthread_mutex_unlock(&w->lock);

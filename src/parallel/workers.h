@@ -12,8 +12,8 @@ typedef struct tr__workers tr__workers;
 /* An object. Threads may share it: their calls of tr__workers_run() follow each other. */
 tr__workers *tr__workers_new(int count);
 
-/* What a worker runs, in a scope of its own and in the caller's grad mode and autocast; it must not call tr__workers_run() on
- * the same workers. A function that stops because another has failed returns TR_CANCELLED. */
+/* What a worker runs, in a scope of its own and in the caller's grad mode, autocast and place; it must not call tr__workers_run()
+ * on the same workers. A function that stops because another has failed returns TR_CANCELLED. */
 typedef tr_status (*tr__workers_function)(void *arg, int worker);
 /* Runs function on workers 0 … count - 1 (no more than there are) and returns when all have. If several fail, the failure of
  * the first worker is reported that is not TR_CANCELLED. */

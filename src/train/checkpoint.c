@@ -4,7 +4,8 @@
  *
  * All files must be of the same step, so they appear together: they are written into FOLDER/.checkpoint.tmp, which one
  * rename makes the checkpoint. There is no pointer to the newest one that could disagree with the folders: the newest
- * is the one with the highest step.
+ * is the one with the highest step. One of the same step changes places with the new one, or, where the file system cannot
+ * exchange, waits as FOLDER/.checkpoint-STEP, which counts until checkpoint-STEP is there.
  */
 #include "base/atomic_file.h"
 #include "base/folder.h"
@@ -40,6 +41,7 @@ const char *const tr__checkpoint_files[TR__CHECKPOINT_FILES] = {"model.safetenso
 /* The step in the name of a checkpoint, or -1. Only names that this file writes count: no signs, no leading zeros. */
 static int64_t step_of(const char *name)
 {
+    name += *name == '.'; /* one that a new one was to replace */
     if (strncmp(name, prefix, sizeof prefix - 1) != 0) return -1;
     const char *digits = name + sizeof prefix - 1;
     size_t length = strlen(digits);
@@ -50,6 +52,17 @@ static int64_t step_of(const char *name)
 static void put_name(char name[NAME], int64_t step)
 {
     snprintf(name, NAME, "%s%" PRId64, prefix, step);
+}
+
+/* Where a step's checkpoint is. */
+static tr_status path_of(char path[PATH_MAX], const char *folder, int64_t step)
+{
+    char aside[NAME + 1] = ".";
+    put_name(aside + 1, step);
+    TR__TRY(tr__path_join(path, folder, aside));
+    bool replaced = access(path, F_OK) == 0;
+    TR__TRY(tr__path_join(path, folder, aside + 1));
+    return replaced && access(path, F_OK) < 0 ? tr__path_join(path, folder, aside) : TR_OK;
 }
 
 /* ---- Removing ---------------------------------------------------------------------------------------------------- */
@@ -93,10 +106,12 @@ static int list_steps(DIR *d, int64_t *steps, int most)
     while ((entry = readdir(d))) {
         int64_t step = step_of(entry->d_name);
         struct stat s;
-        if (step < 0 || (count == most && step <= steps[most - 1])) continue;
+        int at = count;
+        while (at > 0 && steps[at - 1] < step) at--;
+        if (step < 0 || at == most || (at > 0 && steps[at - 1] == step)) continue;
         if (fstatat(dirfd(d), entry->d_name, &s, 0) < 0 || !S_ISDIR(s.st_mode)) continue;
-        int at = count < most ? count++ : most - 1;
-        for (; at > 0 && steps[at - 1] < step; at--) steps[at] = steps[at - 1];
+        if (count < most) count++;
+        memmove(steps + at + 1, steps + at, (size_t)(count - 1 - at) * sizeof *steps);
         steps[at] = step;
     }
     return count;
@@ -124,10 +139,9 @@ static int64_t best_step(const char *folder, const int64_t *steps, int count, do
     int64_t best = -1;
     *least = INFINITY;
     for (int i = 0; i < count; i++) {
-        char name[NAME], path[PATH_MAX];
+        char path[PATH_MAX];
         tr__manifest m;
-        put_name(name, steps[i]);
-        if (tr__path_join(path, folder, name) != TR_OK) return -1;
+        if (path_of(path, folder, steps[i]) != TR_OK) return -1;
         if (tr__manifest_read(&m, path) == TR_OK && m.loss < *least) {
             *least = m.loss;
             best = steps[i];
@@ -175,9 +189,8 @@ static tr_status is_whole(const char *folder, int64_t step, bool *whole)
 {
     TR_SCOPE;
     tr_tensor_list *model, *state, *history;
-    char name[NAME], path[PATH_MAX];
-    put_name(name, step);
-    TR__TRY(tr__path_join(path, folder, name));
+    char path[PATH_MAX];
+    TR__TRY(path_of(path, folder, step));
     tr_status status = tr__checkpoint_load(path, &model, &state, &history);
     *whole = status == TR_OK;
     return status == TR_FORMAT ? TR_OK : status;
@@ -193,6 +206,18 @@ static tr_status set_aside(int parent, const char *folder, int64_t step)
     if (renameat(parent, name, parent, aside) < 0)
         return tr__fail_errno(TR_IO, errno, "cannot rename %s/%s to %s", folder, name, aside);
     tr__log(TR_LOG_WARN, "%s/%s is set aside as %s", folder, name, aside);
+    return TR_OK;
+}
+
+/* A save that was to replace a checkpoint ended before the new one was in its place: it is back; or behind that: it goes. */
+static tr_status put_back(int parent, const char *folder, int64_t step)
+{
+    char aside[NAME + 1] = ".";
+    put_name(aside + 1, step);
+    if (renameat(parent, aside, parent, aside + 1) == 0 || errno == ENOENT) return TR_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST)
+        return tr__fail_errno(TR_IO, errno, "cannot rename %s/%s to %s", folder, aside, aside + 1);
+    clear_away(remove_checkpoint(parent, aside, folder));
     return TR_OK;
 }
 
@@ -215,6 +240,7 @@ tr_status tr__checkpoint_make_room(int parent, const char *folder, int64_t step)
     if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
     int count, later = 0;
     tr_status status = list_steps_at(parent, folder, steps, 2 * TR__MOST_KEPT, &count);
+    for (int i = 0; i < count && status == TR_OK; i++) status = put_back(parent, folder, steps[i]);
     while (later < count && steps[later] > step) later++;
     if (status == TR_OK && later) status = make_room(parent, folder, step, steps, count, later);
     free(steps);
@@ -236,7 +262,8 @@ static tr_status write_files(const char *path, const tr_checkpoint_save_options 
 
 static tr_status write_checkpoint(int parent, const char *name, const tr_checkpoint_save_options *o)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], aside[NAME + 1];
+    snprintf(aside, sizeof aside, ".%s", name);
     TR__TRY(tr__path_join(path, o->folder, temporary));
     TR__TRY(remove_tree(parent, temporary, o->folder));
     if (mkdirat(parent, temporary, 0777) < 0) return tr__fail_errno(TR_IO, errno, "cannot make %s", path);
@@ -247,12 +274,13 @@ static tr_status write_checkpoint(int parent, const char *name, const tr_checkpo
     TR__TRY(status);
     /* The temporary folder becomes the checkpoint. One of the same step that was there before (of a run that had come as
      * far) changes places with it, so that there is always one; it is left under the temporary name. */
-    if (renameat2(parent, temporary, parent, name, RENAME_EXCHANGE) < 0) {
-        if (errno != ENOENT) TR__TRY(remove_checkpoint(parent, name, o->folder)); /* a file system that cannot exchange */
-        if (renameat(parent, temporary, parent, name) < 0)
-            return tr__fail_errno(TR_IO, errno, "cannot make %s/%s", o->folder, name);
-    }
-    return tr__folder_sync(parent, o->folder);
+    bool exchanged = renameat2(parent, temporary, parent, name, RENAME_EXCHANGE) == 0;
+    bool replaces = !exchanged && errno != ENOENT && renameat(parent, name, parent, aside) == 0;
+    if (!exchanged && renameat(parent, temporary, parent, name) < 0)
+        return tr__fail_errno(TR_IO, errno, "cannot make %s/%s", o->folder, name);
+    TR__TRY(tr__folder_sync(parent, o->folder));
+    if (replaces) clear_away(remove_checkpoint(parent, aside, o->folder));
+    return TR_OK;
 }
 
 tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
@@ -313,7 +341,7 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     if (!folder || !path || !step)
         return tr__fail(TR_INVALID, "checkpoint_find: %s is NULL", !folder ? "the folder" : !path ? "path" : "step");
     if (strlen(folder) >= PATH_MAX) return tr__fail(TR_INVALID, "the path %.60s… is too long", folder);
-    char model[PATH_MAX], name[NAME], found[PATH_MAX];
+    char model[PATH_MAX], found[PATH_MAX];
     if (snprintf(model, sizeof model, "%s/%s", folder, tr__checkpoint_files[TR__MODEL_FILE]) < PATH_MAX &&
         access(model, F_OK) == 0) {
         *step = tr__checkpoint_named_step(folder);
@@ -326,8 +354,7 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     int count = list_steps(d, &newest, 1);
     closedir(d);
     if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
-    put_name(name, newest);
-    TR__TRY(tr__path_join(found, folder, name));
+    TR__TRY(path_of(found, folder, newest));
     strcpy(path, found);
     *step = newest;
     return TR_OK;
@@ -352,12 +379,11 @@ tr_status tr_checkpoint_find_best(const char *folder, char *path, int64_t *step,
         return tr__fail(TR_INVALID, "checkpoint_find_best: %s is NULL", folder ? "path" : "the folder");
     int64_t best = -1;
     double least = INFINITY;
-    char name[NAME], found[PATH_MAX];
+    char found[PATH_MAX];
     TR__TRY(find_best(folder, &best, &least));
     if (best < 0)
         return tr__fail(TR_NOT_FOUND, "%s has no checkpoint with a validation loss: save with .loss, and .keep_best", folder);
-    put_name(name, best);
-    TR__TRY(tr__path_join(found, folder, name));
+    TR__TRY(path_of(found, folder, best));
     strcpy(path, found);
     if (step) *step = best;
     if (loss) *loss = least;
@@ -438,10 +464,7 @@ static tr_status find_before(const char *folder, int64_t before, char *path, int
     if (i < count) *step = steps[i];
     if (d) closedir(d);
     free(steps);
-    if (i == count) return TR_NOT_FOUND;
-    char name[NAME];
-    put_name(name, *step);
-    return tr__path_join(path, folder, name);
+    return i == count ? TR_NOT_FOUND : path_of(path, folder, *step);
 }
 
 tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, int64_t *damaged, tr_tensor_list **model,

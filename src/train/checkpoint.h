@@ -21,9 +21,9 @@ tr_status tr__checkpoint_manifest(const char *path, tr__manifest *manifest, bool
 /* Locks an open folder against other savers and trainings for as long as it is open; false: one of them has locked it. Where the
  * file system has no locks, everybody may go on. */
 bool tr__checkpoint_lock(int folder_fd);
-/* TR_STATE when an open folder holds a checkpoint of a later step: to save the steps of another training, or those behind, would
- * let the two mix. Only what a resumption has passed over is set aside under another name: later ones that are all damaged, where
- * one before them is whole. folder: its path, for messages. */
+/* Puts back what a killed save was replacing. TR_STATE when an open folder holds a checkpoint of a later step: to save the steps of
+ * another training, or those behind, would let the two mix. Only what a resumption has passed over is set aside under another name:
+ * later ones that are all damaged, where one before them is whole. folder: its path, for messages. */
 tr_status tr__checkpoint_make_room(int folder_fd, const char *folder, int64_t step);
 /* tr_checkpoint_save() into a folder that is open, which still has to be found under the options' name. */
 tr_status tr__checkpoint_save(int folder_fd, const tr_checkpoint_save_options *options);
