@@ -49,9 +49,9 @@ typedef struct tr_ddp_options {
     tr_dtype compress;    /* TR_BF16 or TR_F16: gradients travel in 16 bits, half of the bytes; pays over networks, not in
                              shared memory */
     const tr_ddp_hook *hook; /* copied; NULL: an all_reduce with TR_AVG */
+    bool modules_may_differ; /* the ranks' modules are not compared, but for their parameters and buffers */
     const char *file;     /* where the call is, for messages: the macro sets both */
     int line;
-    bool modules_may_differ; /* the ranks' modules are not compared, but for their parameters and buffers */
 } tr_ddp_options;
 /* Wraps a module: compares the ranks' options, parameters and buffers (names, shapes, dtypes, which require gradients) and modules
  * (kinds and details: an activation's name, a dropout's probability, heads; see tr_module_detail()):

@@ -241,13 +241,14 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         earlier = f->deadline < rpc->next_deadline;
         if (earlier) rpc->next_deadline = f->deadline;
     }
+    int under_way = link->calls;
     pthread_mutex_unlock(&rpc->calls_lock);
     tr__rpc_record_end(rpc, wait);
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
     if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
     if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", patience_ms / 1000.0,
-        link->calls);
+        under_way);
     return TR_OK;
 }
 
