@@ -143,16 +143,21 @@ static bool is_launcher(const process *p, const process *peers, size_t count)
 }
 
 /* Between its turns the peer is stopped: some poll while they wait, and would take the cores from ours. A launcher is
- * not stopped: it is idle, may report each SIGCONT, and must end its ranks, which get no SIGHUP, if we are killed. */
+ * not stopped: it is idle, may report each SIGCONT, and must end its ranks, which get no SIGHUP, if we are killed. The
+ * shell has stopped before any other process is, and goes on after them: stopped ranks would outlive us without it. */
 static void let_run(const tr__peer *p, bool run)
 {
     if (p->pid <= 0) return;
+    siginfo_t info;
+    if (!run && kill(p->pid, SIGSTOP) == 0)
+        while (waitid(P_PID, (id_t)p->pid, &info, WSTOPPED | WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
     size_t count;
     process *list = list_processes(&count);
     count = find_peers(list, count, p->pid);
     for (size_t i = 0; i < count; i++)
-        if (list[i].pid == p->pid || !is_launcher(&list[i], list, count)) kill(list[i].pid, run ? SIGCONT : SIGSTOP);
+        if (list[i].pid != p->pid && !is_launcher(&list[i], list, count)) kill(list[i].pid, run ? SIGCONT : SIGSTOP);
     free(list);
+    if (run) kill(p->pid, SIGCONT);
 }
 
 /* ---- Lines ------------------------------------------------------------------------------------------------------- */

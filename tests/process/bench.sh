@@ -49,11 +49,12 @@ bench --peer "sleep $mark & sh peer" || fail "exit code $?"
 gone "sleep $mark"
 
 # Between turns what a launcher has started is stopped, also in a group of its own, and the launcher is not: mpirun
-# reports each SIGCONT. Where the bench is killed nothing is left.
+# reports each SIGCONT. Where the bench is killed nothing is left, as the shell that runs the command is stopped then.
 cat >launcher <<'LAUNCHER'
 trap 'echo woken >>launcher.woken' CONT
 trap 'kill -9 $worker; exit' HUP
 exec 3<&0
+echo $PPID >shell
 setsid sh peer <&3 &
 worker=$!
 echo $worker >worker
@@ -67,6 +68,7 @@ until [ -s worker ] && grep -q '^State:.T' "/proc/$(cat worker)/status"; do
     [ $tries -lt 600 ] || fail "the peer's worker is not stopped between turns"
     sleep 0.05
 done 2>/dev/null
+grep -q '^State:.T' "/proc/$(cat shell)/status" || fail "the worker is stopped before the shell"
 [ ! -e launcher.woken ] || fail "the launcher was woken"
 kill -9 $job
 wait $job 2>/dev/null || :
