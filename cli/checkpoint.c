@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define VERIFY "checkpoint verify"
 #define SHOW "checkpoint show"
@@ -44,9 +45,11 @@ char *tr__bytes_text(double bytes, char text[16])
 
 /* ---- Paths ------------------------------------------------------------------------------------------------------- */
 
+/* With a dot: one that a new one was to replace. */
 static bool is_checkpoint_name(const char *name)
 {
     static const char prefix[] = "checkpoint-";
+    name += *name == '.';
     const char *digits = name + sizeof prefix - 1;
     return strncmp(name, prefix, sizeof prefix - 1) == 0 && *digits && strspn(digits, "0123456789") == strlen(digits);
 }
@@ -249,17 +252,26 @@ static bool verify_one(const char *path, cJSON *all)
     return fine;
 }
 
-/* All checkpoints in a folder, by rising step. */
+static int by_step(const struct dirent **a, const struct dirent **b)
+{
+    const char *first = (*a)->d_name, *second = (*b)->d_name;
+    return strverscmp(first + (*first == '.'), second + (*second == '.'));
+}
+
+/* All checkpoints in a folder, by rising step; of a step's two the one that replaced the other. */
 static bool verify_folder(const char *folder, cJSON *all)
 {
     struct dirent **entries;
-    int count = scandir(folder, &entries, is_checkpoint, versionsort);
+    int count = scandir(folder, &entries, is_checkpoint, by_step);
     bool fine = count > 0;
     for (int i = 0; i < count; i++) {
+        const char *name = entries[i]->d_name;
         char path[PATH_MAX];
-        if (snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name) < PATH_MAX) fine &= verify_one(path, all);
-        free(entries[i]);
+        bool replaced = *name == '.' && snprintf(path, sizeof path, "%s/%s", folder, name + 1) < PATH_MAX &&
+            access(path, F_OK) == 0;
+        if (!replaced && snprintf(path, sizeof path, "%s/%s", folder, name) < PATH_MAX) fine &= verify_one(path, all);
     }
+    for (int i = 0; i < count; i++) free(entries[i]);
     if (count >= 0) free(entries);
     return fine;
 }

@@ -75,6 +75,17 @@ mkdir damaged/checkpoint-9
 expect 1 '^damaged/checkpoint-9: DAMAGED in 1 part$' verify damaged
 says '^  damaged/checkpoint-9/model.safetensors: is missing$'
 
+# One that a new one was to replace counts until that is there.
+cp -r a replaced
+mv replaced/checkpoint-6 replaced/.checkpoint-6
+expect 0 '^replaced/.checkpoint-6: whole' verify replaced
+says '^replaced/checkpoint-3: whole'
+cp -r a/checkpoint-6 replaced
+printf 'XYZ' | dd of=replaced/.checkpoint-6/state.safetensors bs=1 seek=9000 conv=notrunc 2>dd || fail "cannot damage a file"
+expect 0 '^replaced/checkpoint-6: whole' verify replaced
+rm -r replaced/checkpoint-6 replaced/checkpoint-3
+expect 1 '^replaced/.checkpoint-6: DAMAGED in 1 part$' verify replaced
+
 expect 1 'nowhere: there is no checkpoint' verify a nowhere
 says '^a/checkpoint-6: whole'
 expect 1 'nowhere: there is no checkpoint' show nowhere
