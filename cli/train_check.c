@@ -284,7 +284,8 @@ int tr__train_check(tr__train *t)
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
         return tr__complain(t->command, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
     const char *restarts = t->under_launcher ? getenv("TORCHELASTIC_MAX_RESTARTS") : NULL;
-    if (restarts && atoi(restarts) > 0 && !t->out)
+    if (restarts) t->max_restarts = atoi(restarts);
+    if (restarts && t->max_restarts > 0 && !t->out)
         return tr__complain(t->command,
             "ranks that are started again (--max-restarts) look for what has been saved: give --out FOLDER");
     if (t->under_launcher && world > 1 && t->profile && !t->out)

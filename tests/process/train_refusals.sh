@@ -48,9 +48,13 @@ refuses_train 1 "there is no text in the folder folder" --data folder --out x
 mkfifo pipe
 refuses 1 "pipe is a pipe, which can be read once, by one rank" train gpt $sizes --data pipe --ranks 2 --out x
 refuses 1 "pipe is a pipe, which can be read once, by one rank" train gpt $sizes --data pipe --max-restarts 1 --out x
-code=0
-"$TRIREME" run -n 2 "$TRIREME" train gpt $sizes --data pipe --out x >out 2>err || code=$?
-[ $code = 1 ] && grep -qF 'pipe is a pipe, which can be read once, by one rank' err || fail "ranks of a launcher read a pipe: $(cat err)"
+for launch in '-n 2' '--max-restarts 1'; do
+    code=0
+    # shellcheck disable=SC2086
+    timeout 60 "$TRIREME" run $launch "$TRIREME" train gpt $sizes --data pipe --out x >out 2>err || code=$?
+    [ $code = 1 ] && grep -qF 'pipe is a pipe, which can be read once, by one rank' err ||
+        fail "ranks of run $launch read a pipe: $(cat err)"
+done
 [ ! -e x ] || fail "a folder was made for nothing"
 
 # Names in other encodings, which a checkpoint and results cannot say.
