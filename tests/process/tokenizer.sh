@@ -8,8 +8,10 @@ corpus=$SOURCE/tests/recorded/tokenizers/corpus.txt
 grep -q '^701 tokens in own.json: ' out || fail "it does not say what it has made"
 mkfifo pipe
 cat "$corpus" >pipe & # and no second time
+job=$!
 timeout 60 "$TRIREME" tokenizer train --data pipe --vocab 701 --out piped.json >out 2>err || fail "exit code $? of a pipe"
-wait $!
+wait "$job"
+job=
 grep -q '^701 tokens in piped.json$' out && cmp -s own.json piped.json || fail "another vocabulary from a pipe"
 "$TRIREME" tokenizer encode --tokenizer own.json 'the license<|endoftext|>é' >out 2>err || fail "exit code $?"
 "$TRIREME" tokenizer encode --tokenizer "$SOURCE/tests/recorded/tokenizers/gpt2.json" 'the license<|endoftext|>é' >theirs 2>err
