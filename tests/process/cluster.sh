@@ -88,7 +88,7 @@ says out 'waits 77'
 cluster start --slots 2 --max-restarts 1 sh -c '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 3; echo again' >out 2>err ||
     fail "start --max-restarts"
 says out '[1] again'
-says err 'rank 0 (pid'
+says err ') exited with 3 after'
 says err 'exited with 3'
 says err 'all ranks are started again, time 1 of 1'
 # What began again is not why it ended.
