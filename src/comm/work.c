@@ -35,7 +35,7 @@ void tr__work_finish(tr_work *work, tr_status status)
 bool tr_work_done(tr_work *work)
 {
     if (!work || tr__error_of(work)) return true;
-    for (int i = 0; i < work->part_count; i++)
+    for (int i = 0; work->parts && i < work->part_count; i++)
         if (!tr_work_done(work->parts[i])) return false;
     if (work->parts) return true;
     return atomic_load_explicit(&work->done, memory_order_acquire) != 0;
@@ -87,11 +87,12 @@ tr_status tr_wait_for(tr_work *work, int timeout_ms)
 
 tr_status tr_wait(tr_work *work)
 {
+    if (!work) return TR_OK;
     if (tr__error_of(work)) return tr__fail_stored(tr__error_of(work));
-    if (work && work->parts) return wait_for_parts(work);
+    if (work->parts) return wait_for_parts(work);
     if (tr__profiling())
         wait_profiled(work);
     else
         wait_for_end(work, INT64_MAX);
-    return work ? tr__fail_stored(work->failure) : TR_OK;
+    return tr__fail_stored(work->failure);
 }

@@ -98,7 +98,7 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
     }
     if (!current || current->outermost) tr__rpc_stay_awake(rpc);
     if (o->kept && !tr__error_of(o->kept)) { /* what tr_remote() asked for stays here, a failure with the function's name */
-        if (status != TR_OK) tr__fail_context(status, "%s", o->function + (o->function[0] == '.'));
+        if (status != TR_OK && o->function) tr__fail_context(status, "%s", o->function + (o->function[0] == '.'));
         tr__refs_made(o->kept, status == TR_OK ? &result : NULL);
         result = tr_value_none();
         status = TR_OK;
