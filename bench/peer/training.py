@@ -14,7 +14,7 @@ Runs under PyTorch 2.x and 1.13. One step is: forgetting the gradients, forward,
 
 The object that goes to --json FILE (or is printed last, when not paced): what machine.py says, framework, step_ms (all),
 step_ms_median, items_per_s (tokens or samples, of all ranks), peak_rss_mb and rss_after_import_mb (VmHWM and VmRSS of rank 0; VmHWM
-begins anew with a program, ru_maxrss does not), ranks, threads, config.
+begins anew with a program, ru_maxrss does not), device_peak_mb (of tensors), ranks, threads, config.
 """
 import argparse
 import importlib
@@ -83,6 +83,13 @@ def own_rank() -> int:
 def status_mb(key: str) -> float:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith(key + ":"))
+
+
+def device_peak_mb(device: str) -> float | None:
+    """What tensors held at most; what PyTorch keeps beyond that counts no more than what ours keeps."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None
 
 
 def start_ranks(args: argparse.Namespace, env: dict[str, str], folder: str) -> int:
@@ -158,8 +165,10 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
         import trireme.torch
         trireme.torch.share_memory()
     if args.device == "cuda":
-        torch.set_default_device("cuda")
-    net, optimizer, inputs, items = build(args)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = False  # as of products; ours adds f32 in full, too
+    with torch.device(args.device):  # not as the default of all: that costs each of PyTorch's calls time
+        net, optimizer, inputs, items = build(args)
     if args.step_in_backward:
         step_in_backward(optimizer)
     if args.ranks > 1:
@@ -244,8 +253,9 @@ def run(args: argparse.Namespace, build: Callable, also_import: str | None = Non
               "framework": framework, "step_ms": step_ms, "step_ms_median": median,
               "items_per_s": args.ranks * items / median * 1e3 if median else None,
               "peak_rss_mb": status_mb("VmHWM"), "rss_after_import_mb": imported_mb,
+              "device_peak_mb": device_peak_mb(args.device),
               "ranks": args.ranks, "threads": args.threads, "config": vars(args)}
-    text = json.dumps(result)
+    text = json.dumps(result, indent=1 if args.json else None)
     if args.json:
         with open(args.json, "w") as file:
             file.write(text + "\n")

@@ -12,8 +12,15 @@ template <class T, int N> struct alignas(sizeof(T) * N) pack { T at[N]; };
 
 template <int N> struct addresses { const void *in[N]; bool single[N]; /* one number, broadcast */ };
 
+/* What f makes of N numbers in C, by the type that f itself declares: nvcc's host pass sees no body of a device function,
+ * and deduces `void` where that returns `auto`. */
+template <class C, int N, class F> struct made_by;
+template <class C, class F> struct made_by<C, 1, F> : std::invoke_result<const F &, C> {};
+template <class C, class F> struct made_by<C, 2, F> : std::invoke_result<const F &, C, C> {};
+template <class C, class F> struct made_by<C, 3, F> : std::invoke_result<const F &, C, C, C> {};
+
 /* f of the elements that a pack of each input has at k. */
-template <class C, int N, class F> __device__ inline auto apply(const F &f, const C *x)
+template <class C, int N, class F> __device__ inline typename made_by<C, N, F>::type apply(const F &f, const C *x)
 {
     if constexpr (N == 1) return f(x[0]);
     else if constexpr (N == 2) return f(x[0], x[1]);
@@ -88,7 +95,7 @@ tr_status elementwise_into(const job &j, const tr_device_tensor &to, const tr_de
     for (int k = 0; k < N; k++) tensors[k + 1] = &in[k];
     loop l = loop_of(to.shape, tensors, N + 1);
     addresses<N> from;
-    if constexpr (std::is_same_v<C, float> && !std::is_same_v<decltype(apply<C, N>(f, (const C *)nullptr)), bool>) {
+    if constexpr (std::is_same_v<C, float> && !std::is_same_v<typename made_by<C, N, F>::type, bool>) {
         bool packed = loop_is_flat(l) && l.count && (uintptr_t)l.data[0] % 16 == 0;
         for (int k = 0; packed && k < N; k++) {
             from.in[k] = l.data[k + 1];

@@ -1,6 +1,7 @@
 /*
  * matmul, linear and linear's gradients, by cuBLASLt, or by the product of gemm.h, which takes any strides. An activation
- * on the way into a product is applied to a copy; its slope on the way out is GELU's in cuBLASLt, or applied in place.
+ * on the way into a product is applied to a copy; its slope on the way out is applied in place, or, GELU's to 16-bit numbers,
+ * by cuBLASLt.
  */
 #include "activations.h"
 #include "elementwise.h"
@@ -185,7 +186,8 @@ tr_status cuda_linear_grad_input(const job &j)
     p.a = matrix_of(j.in(0));
     p.b = a.in_out ? transposed(matrix_of(weight.view())) : matrix_of(weight.view());
     p.c = matrix_of(dx);
-    if (a.activation == TR_GELU && !a.accumulate) {
+    /* cuBLASLt's own slope of GELU is good to five digits or so, which 16-bit numbers do not show. */
+    if (a.activation == TR_GELU && !a.accumulate && host->dtype_size(dx.dtype) == 2) {
         p.gelu_input = matrix_of(j.in(2));
         tr_status status = run_product(j, p);
         if (status != TR_DECLINED) return status;

@@ -177,6 +177,11 @@ static void sizes_that_blocks_share(void **state)
         tr_status_of(tr_scatter_add(tr_randn(5, TR_SHAPE(3, 7)), -1, index, tr_randn(6, TR_SHAPE(3, 100)))), TR_OK);
     assert_int_equal(tr_status_of(tr_put_along(tr_randn(5, TR_SHAPE(3, 7)), -1, index, tr_randn(6, TR_SHAPE(3, 100)))),
                      TR_OK);
+    /* Rows of an odd number of 16-bit numbers, in products that are worth a copy with longer ones. */
+    tr_tensor *tokens = tr_require_grad(tr_randn(8, TR_SHAPE(264, 256), .dtype = TR_BF16));
+    tr_tensor *words = tr_require_grad(tr_randn(9, TR_SHAPE(257, 256), .dtype = TR_BF16));
+    tr_tensor *logits = tr_linear_op(tokens, words);
+    assert_int_equal(tr_backward(tr_sum(tr_mul(logits, logits))), TR_OK);
 }
 
 /* Heads of each size that has kernels of its own, and more queries and keys than a tile has. */
