@@ -1,6 +1,6 @@
 /*
  * Elementwise ops: out[i] = f(in0[i], in1[i], …). f is computed in float, double or int64_t. One kernel reads aligned runs
- * of f32, f16 and bf16 in vectors of 16 bytes; the other takes any dtypes, strides and broadcasts, and is compiled once
+ * of f32, f16 and bf16 in vectors of 16 bytes, 16-bit numbers beside f32 as well; the other takes any dtypes, strides and broadcasts, and is compiled once
  * for each type that is computed in, as its memory's dtype is asked for at run time.
  */
 #ifndef TRIREME_CUDA_ELEMENTWISE_H
@@ -10,7 +10,26 @@
 
 template <class T, int N> struct alignas(sizeof(T) * N) pack { T at[N]; };
 
-template <int N> struct addresses { const void *in[N]; bool single[N]; /* one number, broadcast */ };
+template <int N> struct addresses {
+    const void *in[N];
+    bool single[N]; /* one number, broadcast */
+    tr_dtype dtype[N];
+};
+
+/* V numbers of input k, of type T, or beside f32 of 16 bits. */
+template <class T, int V, int N> __device__ inline pack<T, V> pack_of(const addresses<N> &from, int k, int64_t p)
+{
+    pack<T, V> x;
+    if (from.single[k])
+        for (int i = 0; i < V; i++) x.at[i] = *(const T *)from.in[k];
+    else if (!std::is_same_v<T, float> || from.dtype[k] == TR_F32) x = ((const pack<T, V> *)from.in[k])[p];
+    else {
+        pack<uint16_t, V> bits = ((const pack<uint16_t, V> *)from.in[k])[p];
+#pragma unroll
+        for (int i = 0; i < V; i++) x.at[i] = narrow<T>(load_wide<float>(from.dtype[k], &bits, i));
+    }
+    return x;
+}
 
 /* What f makes of N numbers in C, by the type that f itself declares: nvcc's host pass sees no body of a device function,
  * and deduces `void` where that returns `auto`. */
@@ -42,11 +61,7 @@ __global__ void elementwise_flat(T *out, addresses<N> from, int64_t count, F f)
     FOR_EACH_OF(p, packs)
     {
         pack<T, V> x[N], y;
-        for (int k = 0; k < N; k++) {
-            if (!from.single[k]) x[k] = ((const pack<T, V> *)from.in[k])[p];
-            else
-                for (int i = 0; i < V; i++) x[k].at[i] = *(const T *)from.in[k];
-        }
+        for (int k = 0; k < N; k++) x[k] = pack_of<T, V>(from, k, p);
 #pragma unroll
         for (int i = 0; i < V; i++) {
             T element[N];
@@ -58,14 +73,14 @@ __global__ void elementwise_flat(T *out, addresses<N> from, int64_t count, F f)
     for (int64_t i = packs * V + (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x) {
         T element[N];
-        for (int k = 0; k < N; k++) element[k] = ((const T *)from.in[k])[from.single[k] ? 0 : i];
+        for (int k = 0; k < N; k++) element[k] = pack_of<T, 1>(from, k, i).at[0];
         out[i] = result<T, N>(f, element);
     }
 }
 
-/* What f makes is of the inputs' dtype, or truth. */
+/* What f makes is of the dtype `to`, or truth. */
 template <class C, int N, class F>
-__global__ void elementwise_strided(void *out, addresses<N> from, tr_dtype dtype, const __grid_constant__ walk<N + 1> w,
+__global__ void elementwise_strided(void *out, tr_dtype to, addresses<N> from, const __grid_constant__ walk<N + 1> w,
                                     F f)
 {
     FOR_EACH_OF(i, w.count)
@@ -73,10 +88,10 @@ __global__ void elementwise_strided(void *out, addresses<N> from, tr_dtype dtype
         int64_t place[N + 1];
         C x[N];
         w.at((uint32_t)i, place);
-        for (int k = 0; k < N; k++) x[k] = load_wide<C>(dtype, from.in[k], place[k + 1]);
+        for (int k = 0; k < N; k++) x[k] = load_wide<C>(from.dtype[k], from.in[k], place[k + 1]);
         auto y = apply<C, N>(f, x);
         if constexpr (std::is_same_v<decltype(y), bool>) ((uint8_t *)out)[place[0]] = y;
-        else store_narrow<C>(dtype, out, place[0], (C)y);
+        else store_narrow<C>(to, out, place[0], (C)y);
     }
 }
 
@@ -87,7 +102,7 @@ tr_status elementwise_packed(const job &j, const loop &l, const addresses<N> &fr
                   (T *)l.data[0], from, l.count, f);
 }
 
-/* The inputs are of one dtype, which is computed in C. */
+/* The inputs are of dtypes that are computed in C. */
 template <class C, int N, class F>
 tr_status elementwise_into(const job &j, const tr_device_tensor &to, const tr_device_tensor *in, const F &f)
 {
@@ -95,12 +110,14 @@ tr_status elementwise_into(const job &j, const tr_device_tensor &to, const tr_de
     for (int k = 0; k < N; k++) tensors[k + 1] = &in[k];
     loop l = loop_of(to.shape, tensors, N + 1);
     addresses<N> from;
+    for (int k = 0; k < N; k++) from.dtype[k] = in[k].dtype;
     if constexpr (std::is_same_v<C, float> && !std::is_same_v<typename made_by<C, N, F>::type, bool>) {
         bool packed = loop_is_flat(l) && l.count && (uintptr_t)l.data[0] % 16 == 0;
         for (int k = 0; packed && k < N; k++) {
             from.in[k] = l.data[k + 1];
             from.single[k] = l.stride[k + 1][0] == 0;
-            packed = from.single[k] || (uintptr_t)from.in[k] % 16 == 0;
+            packed = from.single[k] ? in[k].dtype == to.dtype
+                                    : (uintptr_t)from.in[k] % 16 == 0 && (in[k].dtype == to.dtype || to.dtype == TR_F32);
         }
         if (packed && to.dtype == TR_F32) return elementwise_packed<float>(j, l, from, f);
         if (packed && to.dtype == TR_F16) return elementwise_packed<f16>(j, l, from, f);
@@ -108,32 +125,23 @@ tr_status elementwise_into(const job &j, const tr_device_tensor &to, const tr_de
     }
     return loop_in_parts(l, [&](const loop &part) {
         for (int k = 0; k < N; k++) from.in[k] = part.data[k + 1];
-        return LAUNCH(j, (elementwise_strided<C, N, F>), grid_for(part.count), BLOCK, 0, (void *)part.data[0], from,
-                      in[0].dtype, walk<N + 1>(part), f);
+        return LAUNCH(j, (elementwise_strided<C, N, F>), grid_for(part.count), BLOCK, 0, (void *)part.data[0], to.dtype,
+                      from, walk<N + 1>(part), f);
     });
 }
 
-/* Floats of one dtype. */
+/* Floats: f64 alone, or any of the others. */
 template <int N, class F>
 tr_status map_into(const job &j, const tr_device_tensor &to, const tr_device_tensor *in, const F &f)
 {
     if (!is_float_dtype(to.dtype)) return TR_DECLINED;
+    for (int k = 0; k < N; k++)
+        if ((in[k].dtype == TR_F64) != (to.dtype == TR_F64)) return TR_DECLINED;
     return for_compute(to.dtype, [&](auto t) { return elementwise_into<typename decltype(t)::type, N>(j, to, in, f); });
 }
 
-/* An input of another dtype, as an f32 bias beside 16-bit numbers, is cast first. */
 template <int N, class F> tr_status elementwise_floats(const job &j, const F &f)
 {
-    for (int k = 0; k < N; k++) {
-        if (j.in(k).dtype == j.out(0).dtype) continue;
-        staged cast(j, j.in(k), j.out(0).dtype, nullptr);
-        TRY(cast.status());
-        tr_device_tensor in[N];
-        for (int i = 0; i < N; i++) in[i] = i == k ? cast.view() : j.in(i);
-        tr_kernel_call alike = j.call;
-        alike.inputs = in;
-        return elementwise_floats<N>(job(&alike), f);
-    }
     return map_into<N>(j, j.out(0), j.call.inputs, f);
 }
 

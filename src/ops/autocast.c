@@ -24,7 +24,7 @@ static tr_dtype wanted(const tr_op *op, int i, tr_dtype of, bool mixed)
 {
     if (op->flags & TR__OP_LOW_FIRST && i > 0 && of == TR_F32) return of;
     if (op->flags & (TR__OP_LOW | TR__OP_LOW_FIRST)) return of == TR_F32 || is_low(of) ? tr_autocast() : of;
-    return is_low(of) && (op->flags & TR__OP_HIGH || mixed) ? TR_F32 : of;
+    return is_low(of) && (op->flags & TR__OP_HIGH || (mixed && !(op->flags & TR__OP_MIXED))) ? TR_F32 : of;
 }
 
 tr_tensor *const *tr__autocast_inputs(const tr_op *op, tr_tensor *const *inputs, int n, tr_tensor **out)

@@ -29,11 +29,11 @@ PUBLIC(div)
 TR__ELEMENTS(div_f64, double, void, TR__OF_X_Y(double), x / y)
 TR__ELEMENTWISE(div, 2, true, .f64 = div_f64)
 
-/* Gradients: of the output's shape first, then summed to the input's. */
+/* Gradients: of the output's shape and dtype first, then summed to the input's. */
 
 static void give(tr_backward_call *call, int i, tr_tensor *gradient)
 {
-    call->grad_inputs[i] = tr__sum_to(gradient, tr__input_shape(call, i));
+    call->grad_inputs[i] = tr_cast(tr__sum_to(gradient, tr__input_shape(call, i)), tr__input_dtype(call, i));
 }
 
 /* g where a is not less than b, half of it where they are equal: where one is NaN, so is the result, and both get g. */

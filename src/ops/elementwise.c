@@ -5,17 +5,31 @@
 
 enum { BLOCK = 512, TENSORS = TR__ELEMENTWISE_INPUTS + 1 };
 
+static bool is_narrow(const tr_tensor *x)
+{
+    return x->dtype == TR_F32 || x->dtype == TR_BF16 || x->dtype == TR_F16;
+}
+
 /* The output lies as the first input that has its shape. */
 tr_status tr__elementwise_infer(tr_op_call *call, bool floats)
 {
-    for (int i = 1; i < call->n_inputs; i++) TR__TRY(tr__same(call, 0, i));
+    bool mixes = call->op->flags & TR__OP_MIXED && tr_autocast() != TR_F32;
+    for (int i = 0; i < call->n_inputs; i++) {
+        TR__TRY(tr__given(call, i));
+        mixes = mixes && is_narrow(call->inputs[i]);
+    }
+    tr_dtype dtype = call->inputs[0]->dtype;
+    for (int i = 1; i < call->n_inputs; i++) {
+        if (!mixes) TR__TRY(tr__same(call, 0, i));
+        if (call->inputs[i]->dtype != dtype) dtype = TR_F32;
+    }
     if (floats) TR__TRY(tr__float_input(call, 0));
     tr_shape shape = call->inputs[0]->shape;
     for (int i = 1; i < call->n_inputs; i++)
         TR__TRY(tr__broadcast(call->op->name, shape, call->inputs[i]->shape, &shape));
     const tr_tensor *like = call->inputs[0];
     for (int i = 1; i < call->n_inputs && !tr__shape_equal(like->shape, shape); i++) like = call->inputs[i];
-    return tr__output_like(call, 0, like, shape, call->inputs[0]->dtype);
+    return tr__output_like(call, 0, like, shape, dtype);
 }
 
 typedef struct job {

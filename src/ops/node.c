@@ -321,6 +321,11 @@ tr_shape tr__input_shape(const tr_backward_call *call, int i)
     return ((const tr__backward_step *)(const void *)call)->node->inputs[i].shape;
 }
 
+tr_dtype tr__input_dtype(const tr_backward_call *call, int i)
+{
+    return ((const tr__backward_step *)(const void *)call)->node->inputs[i].dtype;
+}
+
 bool tr__retains(const tr_backward_call *call)
 {
     return ((const tr__backward_step *)(const void *)call)->retain;

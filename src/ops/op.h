@@ -42,11 +42,13 @@ const char *tr__input_name(const tr_op *op, int i, char text[TR__INPUT_NAME]);
 /* Its attributes say which random numbers it draws. */
 #define TR__OP_RANDOM 0x400u
 /* Under autocast (autocast.c): f32 inputs are cast to its dtype, or of some ops the first alone, as kernels round f32
- * parameters while they pack them; 16-bit ones to f32; those of several dtypes to f32. */
+ * parameters while they pack them; 16-bit ones to f32; those of several dtypes to f32, but for ops
+ * that take f32 and 16-bit floats together, and make f32 of them. */
 #define TR__OP_LOW 0x800u
 #define TR__OP_LOW_FIRST 0x8000u
 #define TR__OP_HIGH 0x1000u
 #define TR__OP_WIDEN 0x2000u
+#define TR__OP_MIXED 0x20000u
 /* Its backward computes the gradient of each input by itself: a call for some inputs and one for the others cost about
  * what one for all does. */
 #define TR__OP_BY_INPUT 0x4000u
@@ -86,8 +88,9 @@ tr_status tr__sound(int n, const tr_tensor *const *tensors);
 tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,
     int n_outputs);
 
-/* For backward functions: the shape of inputs[i], saved or not. */
+/* For backward functions: the shape and the dtype of inputs[i], saved or not. */
 tr_shape tr__input_shape(const tr_backward_call *call, int i);
+tr_dtype tr__input_dtype(const tr_backward_call *call, int i);
 /* For backward functions: whether the graph is kept, so that this one may be called again. */
 bool tr__retains(const tr_backward_call *call);
 /* Does it take parameters that were written to since the forward as they are now? Of a node that has a graph inside. */

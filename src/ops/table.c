@@ -14,6 +14,7 @@ enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 
 #define LOW_FIRST TR__OP_LOW_FIRST
 #define HIGH TR__OP_HIGH
 #define WIDEN TR__OP_WIDEN
+#define MIXED TR__OP_MIXED
 #define BY_INPUT TR__OP_BY_INPUT
 #define ANYWHERE TR__OP_ANYWHERE
 

@@ -159,6 +159,13 @@ static void test_dtypes(void **state)
     assert_int_equal(tr_dtype_of(tr_mul(low, low)), TR_BF16);
     assert_int_equal(tr_dtype_of(tr_mul(low, x)), TR_F32);
     assert_int_equal(tr_dtype_of(tr_add(i, i)), TR_I64);
+    /* Sums take both as they are, and each gets a gradient of its own dtype. */
+    tr_tensor *a = tr_require_grad(tr_rand(2, TR_SHAPE(4, 4))), *b = tr_require_grad(tr_rand(3, TR_SHAPE(4), .dtype = TR_BF16));
+    assert_int_equal(tr_dtype_of(tr_add(b, a)), TR_F32);
+    TR_CHECK(tr_backward(tr_sum(tr_add(b, a))));
+    assert_int_equal(tr_dtype_of(tr_grad(b)), TR_BF16);
+    assert_true(tr_item(tr_sum(tr_grad(b))) == 16);
+    assert_int_equal(tr_status_of(tr_add(low, tr_cast(x, TR_F64))), TR_DTYPE);
     assert_int_equal(tr_dtype_of(tr_matmul(low, x)), TR_BF16);
     {
         TR_AUTOCAST(TR_F16);
