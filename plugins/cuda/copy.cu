@@ -55,6 +55,19 @@ template <class T> __global__ void copy_strided(T *to, const T *from, const __gr
     }
 }
 
+/* The same where both lie in rows without gaps, as slices do: nothing is divided. */
+template <class T>
+__global__ void copy_rows(T *to, const T *from, int64_t rows, int64_t columns, int64_t to_row, int64_t from_row)
+{
+    for (int64_t r = blockIdx.y; r < rows; r += gridDim.y) {
+        T *y = to + r * to_row;
+        const T *x = from + r * from_row;
+#pragma unroll 4
+        for (int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; c < columns; c += (int64_t)gridDim.x * blockDim.x)
+            y[c] = x[c];
+    }
+}
+
 /* A transposed copy: both sides are read and written along their own contiguous dimension, by way of a tile.
  * to: [.., rows, columns] with columns contiguous; from has rows contiguous. */
 constexpr int TILE = 32, TILE_ROWS = 8;
@@ -146,6 +159,11 @@ tr_status copy_into(const job &j, const tr_device_tensor &y, const tr_device_ten
         int d = transposed_dim(l);
         tr_status status = d < 0 ? TR_DECLINED : launch_transpose<T>(j, l, d);
         if (status != TR_DECLINED) return status;
+        if (l.ndim == 2 && l.stride[0][1] == 1 && l.stride[1][1] == 1 && l.dim[1] >= 64) {
+            dim3 grid((unsigned)least(parts_of(l.dim[1], 8 * BLOCK), GRID_LIMIT), (unsigned)least(l.dim[0], GRID_YZ_LIMIT));
+            return LAUNCH(j, copy_rows<T>, grid, BLOCK, 0, (T *)l.data[0], (const T *)l.data[1], l.dim[0], l.dim[1],
+                l.stride[0][0], l.stride[1][0]);
+        }
         return loop_in_parts(l, [&](const loop &part) {
             return LAUNCH(j, copy_strided<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0],
                           (const T *)part.data[1], walk<2>(part));
