@@ -4,8 +4,11 @@
  *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
  * With mean and variance given they are constants: dx = weight rstd g.
  *
- * A group of threads makes a channel's sums, or a part of them where channels are few; a second launch adds the
- * parts in order.
+ * Blocks make a channel's sums, or parts of them; a second launch adds the parts in an order that only depends on the
+ * shape and makes of each channel's sums a line, which a third launch applies: y = (x - centre) of_x + rest + g of_g.
+ *
+ * Channels-last images are rows of channels: a thread has a pack of 16 bytes of them, and walks over rows. What lies
+ * otherwise is read element by element.
  */
 #include "families.h"
 #include "thread_group.h"
@@ -13,6 +16,7 @@
 namespace {
 
 constexpr int64_t PART = 2048, MOST_PARTS = 256;
+constexpr int64_t SUMMING_BLOCKS = 528, WRITING_BLOCKS = 1056; /* of rows: each of an H100's 132 is given 4, and 8 */
 
 /* A vector of the channels, of any float dtype. */
 struct channel_vector {
@@ -31,22 +35,48 @@ channel_vector vector_of(const job &j, int i)
                        : channel_vector{nullptr, TR_F32, 0};
 }
 
-/* How a tensor's channels and the numbers of one are found, and how blocks share them. */
-struct channels {
-    axis channel, others;
-    thread_groups threads;
-    int64_t parts, each;
+/* ---- How tensors lie --------------------------------------------------------------------------------------------- */
+
+template <class T> constexpr int PACK = 16 / sizeof(T);
+
+/* N tensors as rows of channels, in packs. */
+template <class T, int N> struct packed_rows {
+    T *at[N];
+    int64_t step[N]; /* elements from row to row */
+    __device__ pack<std::remove_const_t<T>, PACK<T>> &of(int k, int64_t row, int64_t p) const
+    {
+        return *(pack<std::remove_const_t<T>, PACK<T>> *)(at[k] + row * step[k] + p * PACK<T>);
+    }
 };
 
-channels channels_of(const tr_device_tensor &x)
+/* Takes x as the k'th of them; false: it lies otherwise. */
+template <class T, int N> bool take_rows(packed_rows<T, N> &rows, int k, const tr_device_tensor &x)
 {
-    channels c = {axis_in(x, 1u << 1), axis_in(x, ~(1u << 1)), {}, 1, 0};
-    c.threads = groups_of(c.channel.n, c.others.n, c.channel.stride[0] < c.others.stride[c.others.ndim - 1]);
-    c.parts = most(1, least(least(parts_of(c.others.n, PART), MOST_PARTS), parts_of(1024, c.threads.blocks)));
-    c.each = parts_of(most(c.others.n, 1), c.parts);
-    c.parts = parts_of(most(c.others.n, 1), c.each);
-    return c;
+    axis channel = axis_in(x, 1u << 1), others = axis_in(x, ~(1u << 1));
+    rows.at[k] = (T *)x.data;
+    rows.step[k] = others.stride[0];
+    return channel.n % PACK<T> == 0 && channel.stride[0] == 1 && others.n > 0 && others.ndim == 1 &&
+           rows.step[k] % PACK<T> == 0 && (uintptr_t)x.data % 16 == 0;
 }
+
+/* Blocks of threads for rows of so many packs: threadIdx.x has the pack, y the row. */
+struct row_threads {
+    dim3 block;
+    int64_t columns; /* blocks side by side */
+
+    explicit row_threads(int64_t packs)
+    {
+        unsigned x = 1;
+        while (x < 32 && x < packs) x *= 2;
+        block = dim3(x, BLOCK / x);
+        columns = parts_of(packs, x);
+    }
+    /* Blocks below one another, whose threads have `deep` rows or more. */
+    int64_t down(int64_t rows, int deep, int64_t blocks) const
+    {
+        return most(1, least(parts_of(rows, deep * (int64_t)block.y), blocks / columns));
+    }
+};
 
 /* x with its channel's number beside each element, for walks: neighbours in dimension 1 lie 1 apart. */
 tr_device_tensor channel_numbers(const tr_device_tensor &x)
@@ -58,137 +88,165 @@ tr_device_tensor channel_numbers(const tr_device_tensor &x)
     return t;
 }
 
-/* ---- Moments -------------------------------------------------------------------------------------------------------
- */
+/* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
-template <class C> struct moments { C count, mean, squares; /* about the mean */ };
+/* Of N = 1 tensor, x: of its numbers about a centre, which is the channel's first so that a large mean does not round
+ * the variance away, and of their squares; as a part, their mean and the sum of squares about it. Of N = 2, x and g: of
+ * g, and of g times x about its mean. */
+template <class C> struct sums { C first, second; };
 
-struct moments_of_both { /* Chan, Golub, LeVeque 1979 */
-    template <class C> __device__ moments<C> operator()(moments<C> a, moments<C> b) const
+struct sums_of_both {
+    template <class C> __device__ sums<C> operator()(sums<C> a, sums<C> b) const
     {
-        if (a.count == C(0)) return b;
-        if (b.count == C(0)) return a;
-        C count = a.count + b.count, apart = b.mean - a.mean;
-        return moments<C>{count, a.mean + apart * (b.count / count),
-                          a.squares + b.squares + apart * apart * (a.count * b.count / count)};
+        return sums<C>{a.first + b.first, a.second + b.second};
     }
 };
 
-/* Sums are taken about the channel's first number, so that a large mean does not round the variance away. */
-template <class T>
-__global__ void find_moments(moments<compute_of<T>> *parts, const T *x, axis channel, axis others, int64_t each)
+template <int N, class C> __device__ inline void add_to(sums<C> &s, C x, C g, C centre)
+{
+    s.first += N == 1 ? x - centre : g;
+    s.second += (N == 1 ? x - centre : g) * (x - centre);
+}
+
+template <int N, class C> __device__ inline sums<C> part_of(sums<C> s, C centre, int64_t numbers)
+{
+    if (N == 2 || numbers <= 0) return s;
+    C mean = s.first / (C)numbers;
+    return sums<C>{centre + mean, s.second - s.first * mean};
+}
+
+/* Part blockIdx.y: `each` rows. */
+template <class T, int N>
+__global__ void __launch_bounds__(BLOCK, 4)
+sum_rows(sums<compute_of<T>> *parts, packed_rows<const T, N> in, const compute_of<T> *mean, int64_t packs, int64_t rows,
+         int64_t each)
+{
+    using C = compute_of<T>;
+    constexpr int V = PACK<T>, DEEP = 4 / N;
+    __shared__ C shared[2 * V][BLOCK + 4]; /* 4: fewer threads meet at a bank */
+    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each;
+    int64_t end = begin + each < rows ? begin + each : rows;
+    sums<C> s[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) s[i] = sums<C>{C(0), C(0)};
+    if (p < packs) {
+        C centre[V];
+        pack<T, V> first = in.of(0, 0, p);
+#pragma unroll
+        for (int i = 0; i < V; i++) centre[i] = N == 1 ? (C)wide(first.at[i]) : mean[p * V + i];
+        for (int64_t row = begin + threadIdx.y; row < end; row += DEEP * blockDim.y) {
+            pack<T, V> read[DEEP][N];
+#pragma unroll
+            for (int d = 0; d < DEEP; d++)
+#pragma unroll
+                for (int k = 0; k < N; k++)
+                    if (row + d * blockDim.y < end) read[d][k] = in.of(k, row + d * blockDim.y, p);
+#pragma unroll
+            for (int d = 0; d < DEEP; d++)
+                if (row + d * blockDim.y < end) {
+#pragma unroll
+                    for (int i = 0; i < V; i++)
+                        add_to<N, C>(s[i], wide(read[d][0].at[i]), wide(read[d][N - 1].at[i]), centre[i]);
+                }
+        }
+    }
+    unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        shared[2 * i][own] = s[i].first;
+        shared[2 * i + 1][own] = s[i].second;
+    }
+    __syncthreads();
+    for (unsigned k = own; k < blockDim.x * V; k += BLOCK) {
+        int64_t c = (int64_t)blockIdx.x * blockDim.x * V + k;
+        if (c >= packs * V) break;
+        sums<C> all = {C(0), C(0)};
+        for (unsigned at = k / V; at < BLOCK; at += blockDim.x)
+            all = sums_of_both()(all, sums<C>{shared[k % V * 2][at], shared[k % V * 2 + 1][at]});
+        parts[blockIdx.y * packs * V + c] = part_of<N>(all, (C)wide(in.at[0][c]), end - begin);
+    }
+}
+
+/* The tensors' elements, wherever they are. */
+template <class T, int N> struct spread {
+    const T *at[N];
+    axis channel[N], others[N];
+};
+
+template <class T, int N>
+__global__ void sum_spread(sums<compute_of<T>> *parts, spread<T, N> in, const compute_of<T> *mean, int64_t each)
 {
     using C = compute_of<T>;
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each;
-    int64_t end = begin + each < others.n ? begin + each : others.n;
-    moments<C> m = {C(0), C(0), C(0)};
-    if (c < channel.n && others.n) {
-        x += channel.at(c);
-        C first = wide(x[0]), sum = 0, squares = 0, count = 0;
-        for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y, count += 1) {
-            C value = wide(x[others.at(i)]) - first;
-            sum += value;
-            squares += value * value;
-        }
-        if (count > C(0)) m = moments<C>{count, first + sum / count, squares - sum * (sum / count)};
+    int64_t n = in.channel[0].n, end = begin + each < in.others[0].n ? begin + each : in.others[0].n;
+    sums<C> s = {C(0), C(0)};
+    C centre = C(0);
+    if (c < n && begin < end) {
+        const T *x = in.at[0] + in.channel[0].at(c), *g = in.at[N - 1] + in.channel[N - 1].at(c);
+        centre = N == 1 ? (C)wide(x[0]) : mean[c];
+        for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
+            add_to<N, C>(s, wide(x[in.others[0].at(i)]), wide(g[in.others[N - 1].at(i)]), centre);
     }
-    m = reduce_in_group(m, moments_of_both());
-    if (threadIdx.y == 0 && c < channel.n) parts[blockIdx.y * channel.n + c] = m;
+    s = reduce_in_group(s, sums_of_both());
+    if (threadIdx.y == 0 && c < n) parts[blockIdx.y * n + c] = part_of<N>(s, centre, end - begin);
 }
 
-template <class C> __global__ void finish_moments(C *mean, C *var, const moments<C> *parts, int64_t n, int count)
+/* ---- Lines ------------------------------------------------------------------------------------------------------- */
+
+/* Of each channel: y = (x - centre) of_x + rest + g of_g. */
+template <class C> struct lines { C *centre, *of_x, *rest, *of_g; };
+
+/* How each channel's numbers are cut into parts, and the memory for those and for the lines. */
+template <class C> struct cuts {
+    int64_t channels, numbers, parts, each; /* numbers: of a channel */
+    sums<C> *of_part;                       /* [parts, channels] */
+    lines<C> line;
+};
+
+template <class C> struct affine_vectors { channel_vector weight, bias; C eps; };
+
+/* Blocks of 8 channels, 32 threads for each: parts are merged as Chan, Golub, LeVeque 1979 have it for two. */
+const dim3 finishing(8, 32);
+
+template <class C> __global__ void finish_moments(cuts<C> cut, affine_vectors<C> a, C *mean_to, C *var_to)
 {
-    FOR_EACH_OF(c, n)
-    {
-        moments<C> m = parts[c];
-        for (int p = 1; p < count; p++) m = moments_of_both()(m, parts[p * n + c]);
-        mean[c] = m.mean;
-        var[c] = m.count > C(0) ? (m.squares < C(0) ? C(0) : m.squares / m.count) : C(0);
+    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = cut.channels;
+    bool mine = c < n;
+    C weight = mine ? a.weight.of(c, C(1)) : C(1), bias = mine ? a.bias.of(c, C(0)) : C(0);
+    C about = mine ? cut.of_part[c].first : C(0), apart = 0, squares = 0, numbers = (C)(cut.numbers ? cut.numbers : 1);
+#pragma unroll 8
+    for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y) {
+        C count = (C)(p + 1 < cut.parts ? cut.each : cut.numbers - p * cut.each);
+        if (mine) apart += count * (cut.of_part[p * n + c].first - about);
     }
+    C mean = about + reduce_in_group(apart, plus_of()) / numbers;
+#pragma unroll 8
+    for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y) {
+        C count = (C)(p + 1 < cut.parts ? cut.each : cut.numbers - p * cut.each);
+        sums<C> part = mine ? cut.of_part[p * n + c] : sums<C>{C(0), C(0)};
+        squares += part.second + count * (part.first - mean) * (part.first - mean);
+    }
+    squares = reduce_in_group(squares, plus_of());
+    if (!mine || threadIdx.y) return;
+    C var = squares < C(0) ? C(0) : squares / numbers;
+    mean_to[c] = mean;
+    var_to[c] = var;
+    cut.line.centre[c] = mean;
+    cut.line.of_x[c] = weight / sqrt(var + a.eps);
+    cut.line.rest[c] = bias;
 }
 
 template <class C>
-__global__ void copy_vectors(C *mean, C *var, channel_vector given_mean, channel_vector given_var, int64_t n)
+__global__ void take_moments(lines<C> line, affine_vectors<C> a, C *mean_to, C *var_to, channel_vector mean,
+                             channel_vector var, int64_t n)
 {
     FOR_EACH_OF(c, n)
     {
-        mean[c] = given_mean.of(c, C(0));
-        var[c] = given_var.of(c, C(1));
+        mean_to[c] = line.centre[c] = mean.of(c, C(0));
+        var_to[c] = var.of(c, C(1));
+        line.of_x[c] = a.weight.of(c, C(1)) / sqrt(var_to[c] + a.eps);
+        line.rest[c] = a.bias.of(c, C(0));
     }
-}
-
-template <class T>
-__global__ void normalize(T *y, const T *x, walk<3> w, const compute_of<T> *mean, const compute_of<T> *var,
-                          channel_vector weight, channel_vector bias, double eps)
-{
-    using C = compute_of<T>;
-    FOR_EACH_OF(i, w.count)
-    {
-        int64_t place[3];
-        w.at((uint32_t)i, place);
-        int64_t c = place[2];
-        C xhat = (wide(x[place[1]]) - mean[c]) / sqrt(var[c] + (C)eps);
-        y[place[0]] = narrow<T>(xhat * weight.of(c, C(1)) + bias.of(c, C(0)));
-    }
-}
-
-template <class T> tr_status make_statistics(const job &j, bool frozen)
-{
-    using C = compute_of<T>;
-    const tr_device_tensor &x = j.in(0);
-    C *mean = (C *)j.out(1).data, *var = (C *)j.out(2).data;
-    int64_t n = x.shape.dim[1];
-    if (frozen)
-        return LAUNCH(j, copy_vectors<C>, grid_for(n), BLOCK, 0, mean, var, vector_of(j, 3), vector_of(j, 4), n);
-    channels c = channels_of(x);
-    scratch memory(j, sizeof(moments<C>) * (size_t)(c.parts * n));
-    TRY(memory.status());
-    moments<C> *parts = memory.template as<moments<C>>();
-    TRY(LAUNCH(j, find_moments<T>, dim3((unsigned)c.threads.blocks, (unsigned)c.parts), c.threads.block, 0, parts,
-               (const T *)x.data, c.channel, c.others, c.each));
-    return LAUNCH(j, finish_moments<C>, grid_for(n), BLOCK, 0, mean, var, parts, n, (int)c.parts);
-}
-
-/* ---- Gradients --------------------------------------------------------------------------------------------------- */
-
-template <class C> struct sums { C g, gx; /* of g, and of g xhat */ };
-struct sums_of_both {
-    template <class C>
-    __device__ sums<C> operator()(sums<C> a, sums<C> b) const
-    {
-        return sums<C>{a.g + b.g, a.gx + b.gx};
-    }
-};
-
-template <class T> struct grad_inputs {
-    const T *g, *x;
-    channel_vector weight, mean, var;
-    double eps;
-    __device__ compute_of<T> rstd(int64_t c) const
-    {
-        return 1 / sqrt(var.of(c, compute_of<T>(1)) + (compute_of<T>)eps);
-    }
-};
-
-template <class T>
-__global__ void sum_gradients(sums<compute_of<T>> *parts, grad_inputs<T> in, axis g_channel, axis g_others,
-                              axis x_channel, axis x_others, int64_t each)
-{
-    using C = compute_of<T>;
-    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each;
-    int64_t end = begin + each < x_others.n ? begin + each : x_others.n;
-    sums<C> s = {C(0), C(0)};
-    if (c < x_channel.n) {
-        const T *g = in.g + g_channel.at(c), *x = in.x + x_channel.at(c);
-        C mean = in.mean.of(c, C(0)), rstd = in.rstd(c);
-        for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y) {
-            C arrived = wide(g[g_others.at(i)]);
-            s.g += arrived;
-            s.gx += arrived * (wide(x[x_others.at(i)]) - mean) * rstd;
-        }
-    }
-    s = reduce_in_group(s, sums_of_both());
-    if (threadIdx.y == 0 && c < x_channel.n) parts[blockIdx.y * x_channel.n + c] = s;
 }
 
 struct into_vector {
@@ -204,88 +262,223 @@ struct into_vector {
     }
 };
 
-/* Makes the first of the parts the sum of all. */
-template <class C>
-__global__ void finish_sums(sums<C> *parts, int64_t n, int count, into_vector dweight, into_vector dbias)
-{
-    FOR_EACH_OF(c, n)
-    {
-        sums<C> s = parts[c];
-        for (int p = 1; p < count; p++) s = sums_of_both()(s, parts[p * n + c]);
-        parts[c] = s;
-        dweight.put(c, s.gx);
-        dbias.put(c, s.g);
-    }
-}
-
-template <class T>
-__global__ void batch_norm_dx(T *dx, grad_inputs<T> in, walk<4> w, const sums<compute_of<T>> *of_channel,
-                              compute_of<T> count, bool frozen)
-{
-    using C = compute_of<T>;
-    FOR_EACH_OF(i, w.count)
-    {
-        int64_t place[4];
-        w.at((uint32_t)i, place);
-        int64_t c = place[3];
-        C rstd = in.rstd(c), xhat = (wide(in.x[place[2]]) - in.mean.of(c, C(0))) * rstd;
-        sums<C> s = of_channel[c];
-        C through = frozen ? C(0) : (s.g + xhat * s.gx) / count;
-        dx[place[0]] = narrow<T>(in.weight.of(c, C(1)) * rstd * (wide(in.g[place[1]]) - through));
-    }
-}
-
 into_vector vector_to(const job &j, int i, bool accumulate)
 {
     return j.has_out(i) ? into_vector{j.out(i).data, j.out(i).dtype, j.out(i).stride[0], accumulate}
                         : into_vector{nullptr, TR_F32, 0, false};
 }
 
+/* The lines of dx. Frozen ones are of g alone, which then is their x. */
+template <class C>
+__global__ void finish_sums(cuts<C> cut, affine_vectors<C> a, const C *mean, const C *var, bool frozen,
+                            into_vector dweight, into_vector dbias)
+{
+    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = cut.channels;
+    C rstd = c < n ? 1 / sqrt(var[c] + a.eps) : C(0), scale = c < n ? a.weight.of(c, C(1)) * rstd : C(0);
+    sums<C> s = {C(0), C(0)};
+#pragma unroll 8
+    for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y)
+        if (c < n) s = sums_of_both()(s, cut.of_part[p * n + c]);
+    s = reduce_in_group(s, sums_of_both());
+    if (c >= n || threadIdx.y) return;
+    C numbers = (C)cut.numbers;
+    dweight.put(c, s.second * rstd);
+    dbias.put(c, s.first);
+    cut.line.centre[c] = frozen ? C(0) : mean[c];
+    cut.line.of_x[c] = frozen ? scale : -scale * rstd * rstd * s.second / numbers;
+    cut.line.rest[c] = frozen ? C(0) : -scale * s.first / numbers;
+    cut.line.of_g[c] = scale;
+}
+
+template <class T, int V> __device__ inline void read_line(compute_of<T> (&to)[V], const compute_of<T> *from, int64_t p)
+{
+    using C = compute_of<T>;
+#pragma unroll
+    for (int i = 0; i < V; i += PACK<C>) {
+        pack<C, PACK<C>> read = *(const pack<C, PACK<C>> *)(from + p * V + i);
+#pragma unroll
+        for (int k = 0; k < PACK<C>; k++) to[i + k] = read.at[k];
+    }
+}
+
+/* Of N = 1 tensor, x, or of N = 2, x and g. */
+template <class T, int N>
+__global__ void __launch_bounds__(BLOCK, 5 - N)
+apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_of<T>> line, int64_t packs, int64_t rows)
+{
+    using C = compute_of<T>;
+    constexpr int V = PACK<T>, DEEP = 4 / N;
+    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.y * blockDim.y;
+    if (p >= packs) return;
+    C centre[V], of_x[V], rest[V], of_g[V];
+    read_line<T>(centre, line.centre, p);
+    read_line<T>(of_x, line.of_x, p);
+    read_line<T>(rest, line.rest, p);
+    if constexpr (N == 2) read_line<T>(of_g, line.of_g, p);
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += DEEP * step) {
+        pack<T, V> read[DEEP][N];
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                if (row + d * step < rows) read[d][k] = in.of(k, row + d * step, p);
+#pragma unroll
+        for (int d = 0; d < DEEP; d++) {
+            if (row + d * step >= rows) break;
+            pack<T, V> y;
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                C value = (wide(read[d][0].at[i]) - centre[i]) * of_x[i] + rest[i];
+                if constexpr (N == 2) value += wide(read[d][1].at[i]) * of_g[i];
+                y.at[i] = narrow<T>(value);
+            }
+            out.of(0, row + d * step, p) = y;
+        }
+    }
+}
+
+template <class T, int N>
+__global__ void apply_to_spread(T *y, const T *x, const T *g, walk<N + 2> w, lines<compute_of<T>> line)
+{
+    using C = compute_of<T>;
+    FOR_EACH_OF(i, w.count)
+    {
+        int64_t place[N + 2];
+        w.at((uint32_t)i, place);
+        int64_t c = place[N + 1];
+        C value = (wide(x[place[1]]) - line.centre[c]) * line.of_x[c] + line.rest[c];
+        if constexpr (N == 2) value += wide(g[place[N]]) * line.of_g[c];
+        y[place[0]] = narrow<T>(value);
+    }
+}
+
+/* ---- The host's side --------------------------------------------------------------------------------------------- */
+
+template <class C> size_t room_of(const cuts<C> &c)
+{
+    return sizeof(C) * (size_t)(4 * c.channels) + sizeof(sums<C>) * (size_t)(c.channels * c.parts);
+}
+
+/* Lines first: where channels come in packs they lie at multiples of 16 bytes. */
+template <class C> void place(cuts<C> &c, C *room)
+{
+    int64_t n = c.channels;
+    c.line = lines<C>{room, room + n, room + 2 * n, room + 3 * n};
+    c.of_part = (sums<C> *)(room + 4 * n);
+}
+
+/* How the sums of N tensors of one shape are made. */
+template <class T, int N> struct summing {
+    cuts<compute_of<T>> cut;
+    dim3 grid, block;
+    bool in_rows;
+    packed_rows<const T, N> rows;
+    spread<T, N> anywhere;
+
+    explicit summing(const tr_device_tensor *const (&in)[N]) : in_rows(true)
+    {
+        for (int k = 0; k < N; k++) {
+            anywhere.at[k] = (const T *)in[k]->data;
+            anywhere.channel[k] = axis_in(*in[k], 1u << 1);
+            anywhere.others[k] = axis_in(*in[k], ~(1u << 1));
+            in_rows = take_rows(rows, k, *in[k]) && in_rows;
+        }
+        const axis &channel = anywhere.channel[0], &others = anywhere.others[0];
+        cut.channels = channel.n;
+        cut.numbers = others.n;
+        row_threads threads(channel.n / PACK<T>);
+        thread_groups groups = groups_of(channel.n, others.n, channel.stride[0] < others.stride[others.ndim - 1]);
+        int64_t parts = in_rows ? threads.down(others.n, 4, SUMMING_BLOCKS)
+                                : least(least(parts_of(others.n, PART), MOST_PARTS), parts_of(1024, groups.blocks));
+        cut.each = parts_of(most(others.n, 1), most(parts, 1));
+        cut.parts = parts_of(most(others.n, 1), cut.each);
+        block = in_rows ? threads.block : groups.block;
+        grid = dim3((unsigned)(in_rows ? threads.columns : groups.blocks), (unsigned)cut.parts);
+    }
+    tr_status run(const job &j, const compute_of<T> *mean) const
+    {
+        if (in_rows)
+            return LAUNCH(j, (sum_rows<T, N>), grid, block, 0, cut.of_part, rows, mean, cut.channels / PACK<T>,
+                          cut.numbers, cut.each);
+        return LAUNCH(j, (sum_spread<T, N>), grid, block, 0, cut.of_part, anywhere, mean, cut.each);
+    }
+};
+
+template <class T, int N>
+tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor *const (&in)[N],
+                const lines<compute_of<T>> &line)
+{
+    packed_rows<T, 1> out;
+    packed_rows<const T, N> rows;
+    bool in_rows = take_rows(out, 0, y);
+    for (int k = 0; k < N; k++) in_rows = take_rows(rows, k, *in[k]) && in_rows;
+    if (in_rows) {
+        int64_t packs = y.shape.dim[1] / PACK<T>, n = numel(y) / y.shape.dim[1];
+        row_threads threads(packs);
+        dim3 grid((unsigned)threads.columns, (unsigned)threads.down(n, 1, WRITING_BLOCKS));
+        return LAUNCH(j, (apply_to_rows<T, N>), grid, threads.block, 0, out, rows, line, packs, n);
+    }
+    tr_device_tensor numbers = channel_numbers(y);
+    const tr_device_tensor *tensors[N + 2] = {&y, in[0]};
+    if (N == 2) tensors[2] = in[N - 1];
+    tensors[N + 1] = &numbers;
+    loop l = loop_of(y.shape, tensors, N + 2);
+    if (l.count == 0) return TR_OK;
+    return LAUNCH(j, (apply_to_spread<T, N>), grid_for(l.count), BLOCK, 0, (T *)l.data[0], (const T *)l.data[1],
+                  (const T *)l.data[N], walk<N + 2>(l), line);
+}
+
+template <class T> tr_status batch_norm(const job &j)
+{
+    using C = compute_of<T>;
+    const tr_device_tensor &x = j.in(0);
+    const tr_batch_norm_attrs &attrs = j.attrs<tr_batch_norm_attrs>();
+    C *mean = (C *)j.out(1).data, *var = (C *)j.out(2).data;
+    affine_vectors<C> a = {vector_of(j, 1), vector_of(j, 2), (C)attrs.eps};
+    summing<T, 1> s({&x});
+    scratch memory(j, room_of(s.cut));
+    TRY(memory.status());
+    place(s.cut, memory.template as<C>());
+    int64_t n = s.cut.channels;
+    if (attrs.frozen) {
+        TRY(LAUNCH(j, take_moments<C>, grid_for(n), BLOCK, 0, s.cut.line, a, mean, var, vector_of(j, 3), vector_of(j, 4), n));
+    } else {
+        TRY(s.run(j, nullptr));
+        TRY(LAUNCH(j, finish_moments<C>, (unsigned)parts_of(n, finishing.x), finishing, 0, s.cut, a, mean, var));
+    }
+    return apply<T, 1>(j, j.out(0), {&x}, s.cut.line);
+}
+
 template <class T> tr_status batch_norm_grad(const job &j)
 {
     using C = compute_of<T>;
     const tr_device_tensor &g = j.in(0), &x = j.in(1);
-    const tr_batch_norm_attrs &a = j.attrs<tr_batch_norm_attrs>();
-    channels c = channels_of(x);
-    int64_t n = c.channel.n;
-    scratch memory(j, sizeof(sums<C>) * (size_t)(c.parts * n));
+    const tr_batch_norm_attrs &attrs = j.attrs<tr_batch_norm_attrs>();
+    const int64_t dense[] = {1};
+    staged mean(j, j.in(3), sizeof(C) == 8 ? TR_F64 : TR_F32, dense), var(j, j.in(4), mean.view().dtype, dense);
+    TRY(mean.status());
+    TRY(var.status());
+    const C *means = (const C *)mean.view().data, *vars = (const C *)var.view().data;
+    affine_vectors<C> a = {vector_of(j, 2), channel_vector{nullptr, TR_F32, 0}, (C)attrs.eps};
+    summing<T, 2> s({&x, &g});
+    scratch memory(j, room_of(s.cut));
     TRY(memory.status());
-    sums<C> *parts = memory.template as<sums<C>>();
-    grad_inputs<T> in = {(const T *)g.data, (const T *)x.data, vector_of(j, 2),
-                         vector_of(j, 3),   vector_of(j, 4),   a.eps};
-    TRY(LAUNCH(j, sum_gradients<T>, dim3((unsigned)c.threads.blocks, (unsigned)c.parts), c.threads.block, 0, parts, in,
-        axis_in(g, 1u << 1), axis_in(g, ~(1u << 1)), c.channel, c.others, c.each));
-    TRY(LAUNCH(j, finish_sums<C>, grid_for(n), BLOCK, 0, parts, n, (int)c.parts, vector_to(j, 1, a.accumulate_weight),
-        vector_to(j, 2, a.accumulate_bias)));
+    place(s.cut, memory.template as<C>());
+    TRY(s.run(j, means));
+    TRY(LAUNCH(j, finish_sums<C>, (unsigned)parts_of(s.cut.channels, finishing.x), finishing, 0, s.cut, a, means, vars,
+               attrs.frozen, vector_to(j, 1, attrs.accumulate_weight), vector_to(j, 2, attrs.accumulate_bias)));
     if (!j.has_out(0)) return TR_OK;
-    tr_device_tensor numbers = channel_numbers(x);
-    const tr_device_tensor *tensors[] = {&j.out(0), &g, &x, &numbers};
-    loop l = loop_of(x.shape, tensors, 4);
-    if (l.count == 0) return TR_OK;
-    return LAUNCH(j, batch_norm_dx<T>, grid_for(l.count), BLOCK, 0, (T *)l.data[0], in, walk<4>(l), parts,
-                  (C)c.others.n, a.frozen);
+    if (attrs.frozen) return apply<T, 1>(j, j.out(0), {&g}, s.cut.line);
+    return apply<T, 2>(j, j.out(0), {&x, &g}, s.cut.line);
 }
 
 } // namespace
 
 tr_status cuda_batch_norm(const job &j)
 {
-    const tr_device_tensor &x = j.in(0), &y = j.out(0);
-    const tr_batch_norm_attrs &a = j.attrs<tr_batch_norm_attrs>();
-    if (numel(x) > INDEX_LIMIT) return TR_DECLINED;
-    if (x.shape.dim[1] == 0) return TR_OK;
-    return for_float(x.dtype, [&](auto t) -> tr_status {
-        using T = typename decltype(t)::type;
-        using C = compute_of<T>;
-        TRY(make_statistics<T>(j, a.frozen));
-        const C *mean = (const C *)j.out(1).data, *var = (const C *)j.out(2).data;
-        tr_device_tensor numbers = channel_numbers(x);
-        const tr_device_tensor *tensors[] = {&y, &x, &numbers};
-        loop l = loop_of(x.shape, tensors, 3);
-        if (l.count == 0) return TR_OK;
-        return LAUNCH(j, normalize<T>, grid_for(l.count), BLOCK, 0, (T *)l.data[0], (const T *)l.data[1], walk<3>(l),
-                      mean, var, vector_of(j, 1), vector_of(j, 2), a.eps);
-    });
+    if (numel(j.in(0)) > INDEX_LIMIT) return TR_DECLINED;
+    if (j.in(0).shape.dim[1] == 0) return TR_OK;
+    return for_float(j.in(0).dtype, [&](auto t) { return batch_norm<typename decltype(t)::type>(j); });
 }
 
 tr_status cuda_batch_norm_grad(const job &j)

@@ -184,6 +184,37 @@ static void sizes_that_blocks_share(void **state)
     assert_int_equal(tr_backward(tr_sum(tr_mul(logits, logits))), TR_OK);
 }
 
+/* Channels that kernels move in packs of 16 bytes: several blocks of them and rows in parts; others that are not so aligned. */
+static void channels_in_packs(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t channels, batch, height, width;
+    } sizes[] = {{16, 2, 9, 8}, {304, 11, 2, 3}, {40, 5, 20, 23}, {12, 2, 5, 6}};
+    static const tr_dtype dtypes[] = {TR_F32, TR_F64, TR_F16, TR_BF16};
+    for (size_t c = 0; c < 4 * sizeof sizes / sizeof *sizes; c++) {
+        TR_SCOPE;
+        tr_dtype dtype = dtypes[c % 4];
+        int64_t n = sizes[c / 4].channels, batch = sizes[c / 4].batch, h = sizes[c / 4].height, w = sizes[c / 4].width;
+        snprintf(running, sizeof running, "%d channels in %s", (int)n, tr_dtype_name(dtype));
+        tr_tensor *rows = tr_affine(tr_randn(1, TR_SHAPE(batch, h, w, n), .dtype = dtype), 0.7, 3);
+        tr_tensor *x = tr_require_grad(tr_permute(rows, (int[]){0, 3, 1, 2}, 4));
+        tr_tensor *weight = tr_require_grad(tr_rand(2, TR_SHAPE(n), .dtype = dtype));
+        tr_tensor *bias = tr_require_grad(tr_randn(3, TR_SHAPE(n), .dtype = dtype));
+        tr_tensor *mean = tr_full(2.5, TR_SHAPE(n), .dtype = dtype), *var = tr_full(0.5, TR_SHAPE(n), .dtype = dtype);
+        tr_tensor *made[] = {tr_batch_norm_op(x, .weight = weight, .bias = bias, .training = true),
+            tr_batch_norm_op(x, .weight = weight, .bias = bias, .running_mean = mean, .running_var = var),
+            tr_max_pool2d(x, 3, .stride = 2, .padding = 1), tr_avg_pool2d(x, 2), tr_adaptive_avg_pool2d(x, 1, 1),
+            tr_adaptive_avg_pool2d(x, 3, 2)};
+        for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+            assert_int_equal(
+                tr_backward(tr_sum(tr_mul(made[i], tr_randn(4, tr_shape_of(made[i]), .dtype = dtype)))), TR_OK);
+        x = tr_slice(tr_permute(rows, (int[]){0, 3, 1, 2}, 4), 1, 1, n); /* from the second channel on */
+        assert_int_equal(tr_status_of(tr_batch_norm_op(x, .training = true)), TR_OK);
+        assert_int_equal(tr_status_of(tr_max_pool2d(x, 2)), TR_OK);
+    }
+}
+
 /* Heads of each size that has kernels of its own, and more queries and keys than a tile has. */
 static void attention_of_all_head_sizes(void **state)
 {
@@ -260,6 +291,7 @@ int main(int argc, char **argv)
         TEST(autocast),
         TEST(every_op_was_compared),
         TEST(sizes_that_blocks_share),
+        TEST(channels_in_packs),
         TEST(attention_of_all_head_sizes),
         TEST(random_numbers_and_fills),
     };
