@@ -1,186 +1,259 @@
-/* Pooling of images: a thread per output; of gradients a thread per pixel, which looks for the windows that it lies in.
+/*
+ * Pooling of images: a thread per output; of gradients a thread per pixel, which looks for the windows that it lies in.
+ * Where channels are neighbours in memory a thread has a pack of 16 bytes of them, V, else V = 1.
  */
+#include "elementwise.h"
 #include "families.h"
 
 namespace {
 
 struct images { void *data; int64_t stride[4]; };
-struct range { int64_t begin, end; };
+struct range { int begin, end; };
 
-struct pooling {
-    int64_t n, c, h, w, oh, ow; /* x: [n, c, h, w], y: [n, c, oh, ow] */
-    int64_t kernel, stride, padding;
-    bool line;     /* windows are of one row, as images are */
+/* Rows or columns: of the images, and of what is made of them. */
+struct side {
+    int size, outputs, kernel, stride, padding;
+    divisor by_stride, by_size, by_outputs;
     bool adaptive; /* as many windows as there are outputs, of about the same size, cover the image */
+    bool small;    /* products of places and sizes serve divisors */
 
+    side(int64_t n, int64_t windows, const tr_pool2d_attrs &a, bool of_line)
+        : size((int)n), outputs((int)windows), kernel(of_line ? 1 : (int)a.kernel), stride(of_line ? 1 : (int)a.stride),
+          padding(of_line ? 0 : (int)a.padding), by_stride(most(stride, 1)), by_size(most(n, 1)),
+          by_outputs(most(windows, 1)), adaptive(a.out_height > 0 && !of_line),
+          small((n + 1) * (windows + 1) < INDEX_LIMIT)
+    {
+    }
     /* Output o's window, cut to the image. */
-    __device__ range window(int64_t o, int64_t outputs, int64_t size) const
+    __device__ range window(int o) const
     {
-        if (adaptive) return range{o * size / outputs, ((o + 1) * size + outputs - 1) / outputs};
+        if (adaptive) return shares(o, size, by_outputs);
         range r = {o * stride - padding, o * stride - padding + kernel};
-        if (r.begin < 0) r.begin = 0;
-        if (r.end > size) r.end = size;
-        return r;
+        return range{r.begin < 0 ? 0 : r.begin, r.end > size ? size : r.end};
     }
-    __device__ range rows(int64_t oy) const { return line ? range{oy, oy + 1} : window(oy, oh, h); }
-    __device__ range columns(int64_t ox) const { return window(ox, ow, w); }
-
     /* The outputs whose windows hold place i. */
-    __device__ range outputs_of(int64_t i, int64_t outputs, int64_t size) const
+    __device__ range outputs_of(int i) const
     {
-        if (adaptive) return range{i * outputs / size, ((i + 1) * outputs + size - 1) / size};
-        int64_t first = i + padding - kernel + 1;
-        range r = {first > 0 ? (first + stride - 1) / stride : 0, (i + padding) / stride + 1};
-        if (r.end > outputs) r.end = outputs;
-        return r;
+        if (adaptive) return shares(i, outputs, by_size);
+        int first = i + padding - kernel + 1, last = (int)by_stride.quotient((uint32_t)(i + padding));
+        range r = {first > 0 ? (int)by_stride.quotient((uint32_t)(first + stride - 1)) : 0, last + 1};
+        return range{r.begin, r.end > outputs ? outputs : r.end};
     }
-    __device__ range rows_of(int64_t y) const { return line ? range{y, y + 1} : outputs_of(y, oh, h); }
-    __device__ range columns_of(int64_t x) const { return outputs_of(x, ow, w); }
+    /* What a mean counts: zeros around the image, too. */
+    __device__ int length(range window) const { return adaptive ? window.end - window.begin : kernel; }
 
-    /* What the sum over a window is divided by for its mean: zeros around the image count. */
-    __device__ int64_t size_of(range rows, range columns) const
+private:
+    /* From i n / by to (i + 1) n / by rounded up. */
+    __device__ range shares(int i, int n, const divisor &by) const
     {
-        if (adaptive) return (rows.end - rows.begin) * (columns.end - columns.begin);
-        return line ? kernel : kernel * kernel;
+        if (small) {
+            uint32_t begin = (uint32_t)i * (uint32_t)n;
+            return range{(int)by.quotient(begin), (int)by.quotient(begin + (uint32_t)n + by.by - 1)};
+        }
+        return range{(int)((int64_t)i * n / by.by), (int)(((int64_t)(i + 1) * n + by.by - 1) / by.by)};
     }
 };
+
+struct pooling { side rows, columns; }; /* windows of one row, as the images of a line have: of 1 in rows */
+
+/* The elements of [n, c, height, width] in packs of channels, channels last: where the e'th lies. */
+struct spot { int64_t n, c; int y, x; };
+struct grid_of_packs {
+    int64_t count;
+    int64_t packs, height, width;
+    divisor by_packs, by_height, by_width;
+
+    grid_of_packs(const tr_shape &s, int v)
+        : count(numel(s) / v), packs(s.dim[1] / v), height(s.dim[2]), width(s.dim[3]), by_packs(packs),
+          by_height(height), by_width(width)
+    {
+    }
+    __device__ spot at(int64_t e, int v) const
+    {
+        if (count > INDEX_LIMIT) {
+            int64_t pixel = e / packs, row = pixel / width;
+            return spot{row / height, (e - pixel * packs) * v, (int)(row % height), (int)(pixel % width)};
+        }
+        uint32_t pixel = by_packs.quotient((uint32_t)e), row = by_width.quotient(pixel), n = by_height.quotient(row);
+        return spot{n, (int64_t)((uint32_t)e - pixel * by_packs.by) * v, (int)(row - n * by_height.by),
+                    (int)(pixel - row * by_width.by)};
+    }
+};
+
+__device__ int64_t plane(const images &i, const spot &s) { return s.n * i.stride[0] + s.c * i.stride[1]; }
+__device__ int64_t within(const images &i, int y, int x) { return y * i.stride[2] + x * i.stride[3]; }
+template <int V, class T> __device__ const pack<T, V> &read(const T *at) { return *(const pack<T, V> *)at; }
+template <int V, class T> __device__ pack<T, V> &to(const images &i, const spot &s)
+{
+    return *(pack<T, V> *)((T *)i.data + plane(i, s) + within(i, s.y, s.x));
+}
+
+/* The first of the largest; NaN is larger than all. at: its place in h*w. */
+template <class T, int V> __global__ void max_pool(images y, images at, images x, pooling p, grid_of_packs grid)
+{
+    FOR_EACH_OF(e, grid.count)
+    {
+        spot s = grid.at(e, V);
+        range rows = p.rows.window(s.y), columns = p.columns.window(s.x);
+        const T *from = (const T *)x.data + plane(x, s);
+        pack<T, V> top = read<V>(from + within(x, rows.begin, columns.begin));
+        pack<int32_t, V> best;
+#pragma unroll
+        for (int c = 0; c < V; c++) best.at[c] = rows.begin * p.columns.size + columns.begin;
+        for (int i = rows.begin; i < rows.end; i++)
+#pragma unroll 4
+            for (int k = columns.begin; k < columns.end; k++) {
+                pack<T, V> value = read<V>(from + within(x, i, k));
+#pragma unroll
+                for (int c = 0; c < V; c++) {
+                    compute_of<T> before = wide(top.at[c]);
+                    if (wide(value.at[c]) <= before || before != before) continue;
+                    top.at[c] = value.at[c];
+                    best.at[c] = i * p.columns.size + k;
+                }
+            }
+        to<V, T>(y, s) = top;
+        to<V, int32_t>(at, s) = best;
+    }
+}
+
+template <class T, int V> __global__ void max_pool_grad(images dx, images g, images at, pooling p, grid_of_packs grid)
+{
+    FOR_EACH_OF(e, grid.count)
+    {
+        spot s = grid.at(e, V);
+        range rows = p.rows.outputs_of(s.y), columns = p.columns.outputs_of(s.x);
+        const T *from = (const T *)g.data + plane(g, s);
+        const int32_t *places = (const int32_t *)at.data + plane(at, s);
+        compute_of<T> sum[V] = {};
+        pack<T, V> made;
+        for (int oy = rows.begin; oy < rows.end; oy++)
+            for (int ox = columns.begin; ox < columns.end; ox++) {
+                pack<int32_t, V> place = read<V>(places + within(at, oy, ox));
+                pack<T, V> arrived = read<V>(from + within(g, oy, ox));
+#pragma unroll
+                for (int c = 0; c < V; c++)
+                    if (place.at[c] == s.y * p.columns.size + s.x) sum[c] += wide(arrived.at[c]);
+            }
+#pragma unroll
+        for (int c = 0; c < V; c++) made.at[c] = narrow<T>(sum[c]);
+        to<V, T>(dx, s) = made;
+    }
+}
+
+template <class T, int V> __global__ void avg_pool(images y, images x, pooling p, grid_of_packs grid)
+{
+    FOR_EACH_OF(e, grid.count)
+    {
+        spot s = grid.at(e, V);
+        range rows = p.rows.window(s.y), columns = p.columns.window(s.x);
+        const T *from = (const T *)x.data + plane(x, s);
+        compute_of<T> sum[V] = {}, size = (compute_of<T>)((int64_t)p.rows.length(rows) * p.columns.length(columns));
+        pack<T, V> made;
+        for (int i = rows.begin; i < rows.end; i++)
+#pragma unroll 4
+            for (int k = columns.begin; k < columns.end; k++) {
+                pack<T, V> value = read<V>(from + within(x, i, k));
+#pragma unroll
+                for (int c = 0; c < V; c++) sum[c] += wide(value.at[c]);
+            }
+#pragma unroll
+        for (int c = 0; c < V; c++) made.at[c] = narrow<T>(sum[c] / size);
+        to<V, T>(y, s) = made;
+    }
+}
+
+template <class T, int V> __global__ void avg_pool_grad(images dx, images g, pooling p, grid_of_packs grid)
+{
+    FOR_EACH_OF(e, grid.count)
+    {
+        spot s = grid.at(e, V);
+        range rows = p.rows.outputs_of(s.y), columns = p.columns.outputs_of(s.x);
+        const T *from = (const T *)g.data + plane(g, s);
+        compute_of<T> sum[V] = {};
+        pack<T, V> made;
+        for (int oy = rows.begin; oy < rows.end; oy++)
+            for (int ox = columns.begin; ox < columns.end; ox++) {
+                int64_t size = (int64_t)p.rows.length(p.rows.window(oy)) * p.columns.length(p.columns.window(ox));
+                pack<T, V> arrived = read<V>(from + within(g, oy, ox));
+#pragma unroll
+                for (int c = 0; c < V; c++) sum[c] += wide(arrived.at[c]) / (compute_of<T>)size;
+            }
+#pragma unroll
+        for (int c = 0; c < V; c++) made.at[c] = narrow<T>(sum[c]);
+        to<V, T>(dx, s) = made;
+    }
+}
+
+/* ---- The host's side --------------------------------------------------------------------------------------------- */
 
 images images_of(const tr_device_tensor &x)
 {
     return images{x.data, {x.stride[0], x.stride[1], x.stride[2], x.stride[3]}};
 }
 
-pooling pooling_of(const tr_device_tensor &x, const tr_device_tensor &y, const tr_pool2d_attrs &a)
+/* Can v neighbouring channels of x be moved at once? */
+bool has_packs(const tr_device_tensor &x, int v)
 {
-    return pooling{x.shape.dim[0], x.shape.dim[1], x.shape.dim[2], x.shape.dim[3], y.shape.dim[2],  y.shape.dim[3],
-                   a.kernel,       a.stride,       a.padding,      a.line,         a.out_height > 0};
+    bool packs = x.shape.dim[1] % v == 0 && x.stride[1] == 1 && (uintptr_t)x.data % (v * host->dtype_size(x.dtype)) == 0;
+    for (int d = 0; d < 4; d++) packs = packs && (d == 1 || x.shape.dim[d] == 1 || x.stride[d] % v == 0);
+    return packs;
 }
 
-/* Where the e'th element of [n, c, height, width] lies: channels last, as images do. */
-struct spot { int64_t n, c, y, x; };
-__device__ spot spot_of(int64_t e, int64_t c, int64_t height, int64_t width)
+/* run(type, v, p, grid) for the pooling of x, or its gradient, whose elements or those of `made` are the threads'. */
+template <class F>
+tr_status pool(const job &j, const tr_device_tensor &x, const tr_device_tensor &y, const tr_device_tensor &made,
+               const tr_device_tensor *at, const F &run)
 {
-    spot s;
-    s.c = e % c;
-    e /= c;
-    s.x = e % width;
-    e /= width;
-    s.y = e % height;
-    s.n = e / height;
-    return s;
-}
-__device__ int64_t plane(const images &i, const spot &s) { return s.n * i.stride[0] + s.c * i.stride[1]; }
-__device__ int64_t within(const images &i, int64_t y, int64_t x) { return y * i.stride[2] + x * i.stride[3]; }
-
-/* The first of the largest; NaN is larger than all. at: its place in h*w. */
-template <class T> __global__ void max_pool(images y, images at, images x, pooling p)
-{
-    FOR_EACH_OF(e, p.n * p.c * p.oh * p.ow)
-    {
-        spot s = spot_of(e, p.c, p.oh, p.ow);
-        range rows = p.rows(s.y), columns = p.columns(s.x);
-        const T *from = (const T *)x.data + plane(x, s);
-        int64_t best = rows.begin * p.w + columns.begin;
-        compute_of<T> top = wide(from[within(x, rows.begin, columns.begin)]);
-        for (int64_t i = rows.begin; i < rows.end; i++)
-            for (int64_t k = columns.begin; k < columns.end; k++) {
-                compute_of<T> value = wide(from[within(x, i, k)]);
-                if (value <= top || top != top) continue;
-                top = value;
-                best = i * p.w + k;
-            }
-        ((T *)y.data)[plane(y, s) + within(y, s.y, s.x)] = narrow<T>(top);
-        ((int32_t *)at.data)[plane(at, s) + within(at, s.y, s.x)] = (int32_t)best;
-    }
+    const tr_pool2d_attrs &a = j.attrs<tr_pool2d_attrs>();
+    if (numel(made) == 0) return TR_OK;
+    if (most(x.shape.dim[2], y.shape.dim[2]) > INDEX_LIMIT / 2 || most(x.shape.dim[3], y.shape.dim[3]) > INDEX_LIMIT / 2)
+        return TR_DECLINED;
+    pooling p = {side(x.shape.dim[2], y.shape.dim[2], a, a.line), side(x.shape.dim[3], y.shape.dim[3], a, false)};
+    return for_float(x.dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        constexpr int V = 16 / sizeof(T);
+        if (has_packs(x, V) && has_packs(y, V) && (!at || has_packs(*at, V)))
+            return run(t, std::integral_constant<int, V>(), p, grid_of_packs(made.shape, V));
+        return run(t, std::integral_constant<int, 1>(), p, grid_of_packs(made.shape, 1));
+    });
 }
 
-template <class T> __global__ void max_pool_grad(images dx, images g, images at, pooling p)
-{
-    FOR_EACH_OF(e, p.n * p.c * p.h * p.w)
-    {
-        spot s = spot_of(e, p.c, p.h, p.w);
-        range rows = p.rows_of(s.y), columns = p.columns_of(s.x);
-        const T *from = (const T *)g.data + plane(g, s);
-        const int32_t *places = (const int32_t *)at.data + plane(at, s);
-        compute_of<T> sum = 0;
-        for (int64_t oy = rows.begin; oy < rows.end; oy++)
-            for (int64_t ox = columns.begin; ox < columns.end; ox++)
-                if (places[within(at, oy, ox)] == s.y * p.w + s.x) sum += wide(from[within(g, oy, ox)]);
-        ((T *)dx.data)[plane(dx, s) + within(dx, s.y, s.x)] = narrow<T>(sum);
-    }
-}
-
-template <class T> __global__ void avg_pool(images y, images x, pooling p)
-{
-    FOR_EACH_OF(e, p.n * p.c * p.oh * p.ow)
-    {
-        spot s = spot_of(e, p.c, p.oh, p.ow);
-        range rows = p.rows(s.y), columns = p.columns(s.x);
-        const T *from = (const T *)x.data + plane(x, s);
-        compute_of<T> sum = 0;
-        for (int64_t i = rows.begin; i < rows.end; i++)
-            for (int64_t k = columns.begin; k < columns.end; k++) sum += wide(from[within(x, i, k)]);
-        ((T *)y.data)[plane(y, s) + within(y, s.y, s.x)] = narrow<T>(sum / (compute_of<T>)p.size_of(rows, columns));
-    }
-}
-
-template <class T> __global__ void avg_pool_grad(images dx, images g, pooling p)
-{
-    FOR_EACH_OF(e, p.n * p.c * p.h * p.w)
-    {
-        spot s = spot_of(e, p.c, p.h, p.w);
-        range rows = p.rows_of(s.y), columns = p.columns_of(s.x);
-        const T *from = (const T *)g.data + plane(g, s);
-        compute_of<T> sum = 0;
-        for (int64_t oy = rows.begin; oy < rows.end; oy++)
-            for (int64_t ox = columns.begin; ox < columns.end; ox++)
-                sum += wide(from[within(g, oy, ox)]) / (compute_of<T>)p.size_of(p.rows(oy), p.columns(ox));
-        ((T *)dx.data)[plane(dx, s) + within(dx, s.y, s.x)] = narrow<T>(sum);
-    }
-}
+/* A kernel's template arguments, in what pool() calls. */
+#define OF_PACKS(kernel) (kernel<typename decltype(t)::type, decltype(v)::value>)
 
 } // namespace
 
 tr_status cuda_max_pool2d(const job &j)
 {
-    const tr_device_tensor &x = j.in(0), &y = j.out(0);
-    pooling p = pooling_of(x, y, j.attrs<tr_pool2d_attrs>());
-    if (numel(y) == 0) return TR_OK;
-    return for_float(x.dtype, [&](auto t) {
-        return LAUNCH(j, max_pool<typename decltype(t)::type>, grid_for(numel(y)), BLOCK, 0, images_of(y),
-                      images_of(j.out(1)), images_of(x), p);
+    const tr_device_tensor &x = j.in(0), &y = j.out(0), &at = j.out(1);
+    return pool(j, x, y, y, &at, [&](auto t, auto v, const pooling &p, const grid_of_packs &grid) {
+        return LAUNCH(j, OF_PACKS(max_pool), grid_for(grid.count), BLOCK, 0, images_of(y), images_of(at), images_of(x),
+                      p, grid);
     });
 }
 
 tr_status cuda_max_pool2d_grad(const job &j)
 {
-    const tr_device_tensor &g = j.in(0), &dx = j.out(0);
-    pooling p = pooling_of(dx, g, j.attrs<tr_pool2d_attrs>());
-    if (numel(dx) == 0) return TR_OK;
-    return for_float(g.dtype, [&](auto t) {
-        return LAUNCH(j, max_pool_grad<typename decltype(t)::type>, grid_for(numel(dx)), BLOCK, 0, images_of(dx),
-                      images_of(g), images_of(j.in(1)), p);
+    const tr_device_tensor &g = j.in(0), &at = j.in(1), &dx = j.out(0);
+    return pool(j, dx, g, dx, &at, [&](auto t, auto v, const pooling &p, const grid_of_packs &grid) {
+        return LAUNCH(j, OF_PACKS(max_pool_grad), grid_for(grid.count), BLOCK, 0, images_of(dx), images_of(g),
+                      images_of(at), p, grid);
     });
 }
 
 tr_status cuda_avg_pool2d(const job &j)
 {
     const tr_device_tensor &x = j.in(0), &y = j.out(0);
-    pooling p = pooling_of(x, y, j.attrs<tr_pool2d_attrs>());
-    if (numel(y) == 0) return TR_OK;
-    return for_float(x.dtype, [&](auto t) {
-        return LAUNCH(j, avg_pool<typename decltype(t)::type>, grid_for(numel(y)), BLOCK, 0, images_of(y), images_of(x),
-                      p);
+    return pool(j, x, y, y, nullptr, [&](auto t, auto v, const pooling &p, const grid_of_packs &grid) {
+        return LAUNCH(j, OF_PACKS(avg_pool), grid_for(grid.count), BLOCK, 0, images_of(y), images_of(x), p, grid);
     });
 }
 
 tr_status cuda_avg_pool2d_grad(const job &j)
 {
     const tr_device_tensor &g = j.in(0), &dx = j.out(0);
-    pooling p = pooling_of(dx, g, j.attrs<tr_pool2d_attrs>());
-    if (numel(dx) == 0) return TR_OK;
-    return for_float(g.dtype, [&](auto t) {
-        return LAUNCH(j, avg_pool_grad<typename decltype(t)::type>, grid_for(numel(dx)), BLOCK, 0, images_of(dx),
-                      images_of(g), p);
+    return pool(j, dx, g, dx, nullptr, [&](auto t, auto v, const pooling &p, const grid_of_packs &grid) {
+        return LAUNCH(j, OF_PACKS(avg_pool_grad), grid_for(grid.count), BLOCK, 0, images_of(dx), images_of(g), p, grid);
     });
 }
