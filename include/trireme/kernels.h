@@ -12,6 +12,10 @@
  * Beside the rows of ops.def, and fill, copy and random (trireme/device.h), the library asks for these:
  *
  *   sum_squares    x: [n], a float -> y: [1] f64    y <- y + the sum of the squares of x, summed in f64 in a fixed order
+ *   batch_norm_move  mean: [c], var: [c] ->         the running statistics, in place, of any floats: each is
+ *                  running mean, running var: [c], (1 - momentum) running + momentum batch, the batch's variance times
+ *                  batches?: [] i64               `unbiased`; batches <- batches + 1 (tr_batch_norm_move_attrs). A device
+ *                                                   without it is asked for affine, add and copies instead
  *   RULE_step      g: [n], direction?: [n] ->       one step of an optimizer over a run of neighbours in an arena: p and the
  *                  p: [n], states?: three of [n]    states are read and written in place (tr_step_attrs). g and p are of one
  *                                                   dtype, f32, f64 or bf16; direction and states f32 (f64 for f64), or
@@ -152,6 +156,10 @@ typedef struct tr_batch_norm_attrs {
     bool frozen; /* mean and variance are given */
     bool accumulate_weight, accumulate_bias; /* of the gradients */
 } tr_batch_norm_attrs;
+
+typedef struct tr_batch_norm_move_attrs {
+    double momentum, unbiased; /* n/(n - 1) of the n numbers of a channel */
+} tr_batch_norm_move_attrs;
 
 typedef struct tr_accumulate_attrs {
     bool accumulate;

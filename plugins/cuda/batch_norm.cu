@@ -352,6 +352,25 @@ __global__ void apply_to_spread(T *y, const T *x, const T *g, walk<N + 2> w, lin
     }
 }
 
+/* ---- batch_norm_move: running statistics ------------------------------------------------------------------------- */
+
+template <class C> __device__ inline void move_towards(const into_vector &running, int64_t c, C stays, C batch)
+{
+    running.put(c, stays * load_as<C>(running.dtype, running.at, c * running.step) + batch);
+}
+
+template <class C>
+__global__ void move_statistics(into_vector running_mean, into_vector running_var, int64_t *batches, channel_vector mean,
+                                channel_vector var, int64_t n, C stays, C of_mean, C of_var)
+{
+    if (batches && blockIdx.x == 0 && threadIdx.x == 0) *batches += 1;
+    FOR_EACH_OF(c, n)
+    {
+        move_towards(running_mean, c, stays, of_mean * mean.of(c, C(0)));
+        move_towards(running_var, c, stays, of_var * var.of(c, C(0)));
+    }
+}
+
 /* ---- The host's side --------------------------------------------------------------------------------------------- */
 
 template <class C> size_t room_of(const cuts<C> &c)
@@ -479,6 +498,18 @@ tr_status cuda_batch_norm(const job &j)
     if (numel(j.in(0)) > INDEX_LIMIT) return TR_DECLINED;
     if (j.in(0).shape.dim[1] == 0) return TR_OK;
     return for_float(j.in(0).dtype, [&](auto t) { return batch_norm<typename decltype(t)::type>(j); });
+}
+
+tr_status cuda_batch_norm_move(const job &j)
+{
+    const tr_batch_norm_move_attrs &a = j.attrs<tr_batch_norm_move_attrs>();
+    int64_t n = numel(j.in(0));
+    return for_compute(j.in(0).dtype, [&](auto t) {
+        using C = typename decltype(t)::type;
+        return LAUNCH(j, move_statistics<C>, grid_for(n), BLOCK, 0, vector_to(j, 0, false), vector_to(j, 1, false),
+                      j.has_out(2) ? (int64_t *)j.out(2).data : nullptr, vector_of(j, 0), vector_of(j, 1), n,
+                      (C)(1 - a.momentum), (C)a.momentum, (C)(a.momentum * a.unbiased));
+    });
 }
 
 tr_status cuda_batch_norm_grad(const job &j)

@@ -2,6 +2,7 @@
 #include "nn/module.h"
 
 #include "base/given.h"
+#include "ops/batch_norm.h"
 
 #include <inttypes.h>
 
@@ -126,13 +127,6 @@ typedef struct batch_norm {
     void *user;                /* for normalize; a reference */
 } batch_norm;
 
-static tr_status count_batch(tr_tensor *batches)
-{
-    TR_SCOPE;
-    TR_NO_GRAD;
-    return tr_copy_into(batches, tr_add(batches, tr_ones(TR_SCALAR, .dtype = TR_I64, .device = tr_device_of(batches))));
-}
-
 /* x: [batch, channels, …] -> the same shape */
 static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *x)
 {
@@ -143,10 +137,10 @@ static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *x)
     const tr_batch_norm_op_options options = {.size = sizeof options, .x = x, .weight = b->weight, .bias = b->bias,
         .running_mean = b->running_mean, .running_var = b->running_var, .training = !self->evaluating,
         .momentum = b->momentum, .eps = b->eps};
-    bool other = b->normalize && !self->evaluating;
-    tr_tensor *y = other ? b->normalize(&options, b->user) : tr_batch_norm_op_with(&options);
-    if (self->evaluating || tr__bad(y) || tr_recomputing()) return y;
-    return count_batch(b->batches) == TR_OK ? y : tr__tensor_failed();
+    if (!b->normalize || self->evaluating) return tr__batch_norm(&options, b->batches);
+    tr_tensor *y = b->normalize(&options, b->user);
+    if (tr__bad(y) || tr_recomputing()) return y;
+    return tr__batch_norm_count(b->batches) == TR_OK ? y : tr__tensor_failed();
 }
 
 static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batch_norm2d_options *o)

@@ -10,6 +10,7 @@
 #include "ops/rows.h"
 #include "ops/segment.h"
 
+#include "tensor/kernel.h"
 #include "tensor/loop.h"
 
 #include <inttypes.h>
@@ -215,12 +216,42 @@ static tr_status move_towards(tr_tensor *running, tr_tensor *batch, double scale
     return tr_copy_into(running, tr_add(stays, tr_affine(values, momentum * scale, 0)));
 }
 
-tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean, tr_tensor *var, double numbers)
+tr_status tr__batch_norm_count(tr_tensor *batches)
 {
-    if (!o->running_mean || numbers == 0 || tr__segment_replays()) return TR_OK;
-    double momentum = TR__OR(o, momentum, 0.1);
-    TR__TRY(move_towards(o->running_mean, mean, 1, momentum));
-    return move_towards(o->running_var, var, numbers / (numbers - 1), momentum);
+    TR_SCOPE;
+    return tr_copy_into(batches, tr_add(batches, tr_ones(TR_SCALAR, .dtype = TR_I64, .device = tr_device_of(batches))));
+}
+
+/* Can one kernel write all of them, of which the last may be NULL? */
+static bool moves_at_once(tr_tensor *const moved[3], const tr_tensor *batch)
+{
+    tr_device device = tr__device_of(batch);
+    if (device.kind == TR_CPU || !tr__has_kernel(device, "batch_norm_move")) return false;
+    for (int i = 0; i < 3; i++)
+        if (moved[i] && !(tr_device_equal(tr__device_of(moved[i]), device) && tr_is_contiguous(moved[i]))) return false;
+    return true;
+}
+
+tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean, tr_tensor *var, double numbers,
+    tr_tensor *batches)
+{
+    if (tr__segment_replays()) return TR_OK;
+    tr_tensor *moved[] = {o->running_mean, o->running_var, batches};
+    double momentum = TR__OR(o, momentum, 0.1), unbiased = numbers / (numbers - 1);
+    bool moves = o->running_mean && numbers != 0;
+    if (moves && moves_at_once(moved, mean)) {
+        const tr_batch_norm_move_attrs attrs = {.momentum = momentum, .unbiased = unbiased};
+        TR__TRY(tr__run_kernel("batch_norm_move", tr__device_of(mean), &attrs, sizeof attrs, (const tr_tensor *const[]){mean, var},
+            2, (const tr_tensor *const *)moved, 3));
+        for (int i = 0; i < 3; i++)
+            if (moved[i]) tr__touch(moved[i]);
+        return TR_OK;
+    }
+    if (moves) {
+        TR__TRY(move_towards(o->running_mean, mean, 1, momentum));
+        TR__TRY(move_towards(o->running_var, var, unbiased, momentum));
+    }
+    return batches ? tr__batch_norm_count(batches) : TR_OK;
 }
 
 static tr_status check_running(const tr_tensor *running, const char *what, const tr_tensor *x)
@@ -250,7 +281,7 @@ double tr__batch_norm_eps(const tr_batch_norm_op_options *o)
     return TR__OR(o, eps, 1e-5);
 }
 
-tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
+tr_tensor *tr__batch_norm(const tr_batch_norm_op_options *o, tr_tensor *batches)
 {
     tr_batch_norm_attrs attrs = {.eps = tr__batch_norm_eps(o), .frozen = !o->training};
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
@@ -258,5 +289,10 @@ tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
     tr_tensor *y = tr_apply(tr__op(batch_norm), &attrs, inputs, o->training ? 3 : 5, outputs);
     if (!o->training || tr__bad(y)) return y;
     int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
-    return tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers) == TR_OK ? y : tr__tensor_failed();
+    return tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers, batches) == TR_OK ? y : tr__tensor_failed();
+}
+
+tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)
+{
+    return tr__batch_norm(o, NULL);
 }

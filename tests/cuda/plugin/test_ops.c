@@ -7,7 +7,7 @@
 #include "on_device.h"
 #include "op_cases.h"
 
-#include "ops/op.h"
+#include "ops/batch_norm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -246,6 +246,37 @@ static void attention_of_all_head_sizes(void **state)
     }
 }
 
+/* By one kernel, in any dtypes, beside the CPU's several ops. */
+static void running_statistics(void **state)
+{
+    (void)state;
+    static const tr_dtype dtypes[][2] = {{TR_F32, TR_F32}, {TR_F64, TR_F64}, {TR_F32, TR_BF16}, {TR_BF16, TR_F64}};
+    for (int d = 0; d < 4; d++) {
+        TR_SCOPE;
+        tr_tensor *x = tr_affine(tr_randn(5, TR_SHAPE(6, 300), .dtype = dtypes[d][0]), 2, 1);
+        tr_tensor *mean = tr_rand(6, TR_SHAPE(300), .dtype = dtypes[d][1]), *var = tr_rand(7, TR_SHAPE(300), .dtype = dtypes[d][1]);
+        tr_tensor *batches = tr_full(4, TR_SCALAR, .dtype = TR_I64), *moved[] = {mean, var, batches};
+        device_copies copies = {0};
+        tr_device_tensor out[3];
+        for (int i = 0; i < 3; i++) out[i] = on_device_view(&copies, moved[i]);
+        const tr_batch_norm_op_options options = {.size = sizeof options, .x = x, .running_mean = mean, .running_var = var,
+            .training = true, .momentum = 0.3};
+        tr_tensor *inputs[3] = {x}, *outputs[TR_OP_MAX_OUTPUTS];
+        tr_tensor *y = tr_apply(tr__op(batch_norm), &(tr_batch_norm_attrs){.eps = 1e-5}, inputs, 3, outputs);
+        assert_int_equal(tr_status_of(y), TR_OK);
+        tr_device_tensor in[] = {on_device_view(&copies, outputs[1]), on_device_view(&copies, outputs[2])};
+        const tr_batch_norm_move_attrs attrs = {.momentum = 0.3, .unbiased = 6.0 / 5};
+        on_device_run("batch_norm_move", &attrs, sizeof attrs, in, 2, out, 3);
+        assert_int_equal(tr_status_of(tr__batch_norm(&options, batches)), TR_OK);
+        for (int i = 0; i < 3; i++) {
+            char *back = on_device_back(&copies, moved[i]);
+            on_device_compare("batch_norm_move", moved[i], back, dtypes[d][1] == TR_BF16 ? 0x1p-7 : 1e-6);
+            free(back);
+        }
+        on_device_free(&copies);
+    }
+}
+
 /* Random numbers are the CPU's bit for bit, of any dtype, and so is a fill. */
 static void random_numbers_and_fills(void **state)
 {
@@ -292,6 +323,7 @@ int main(int argc, char **argv)
         TEST(every_op_was_compared),
         TEST(sizes_that_blocks_share),
         TEST(channels_in_packs),
+        TEST(running_statistics),
         TEST(attention_of_all_head_sizes),
         TEST(random_numbers_and_fills),
     };
