@@ -16,7 +16,7 @@
 namespace {
 
 constexpr int64_t PART = 2048, MOST_PARTS = 256;
-constexpr int64_t SUMMING_BLOCKS = 528, WRITING_BLOCKS = 1056; /* of rows: each of an H100's 132 is given 4, and 8 */
+constexpr int64_t SUMMING_BLOCKS = 4 * 132, WRITING_BLOCKS = 2 * 132; /* of rows: on an H100's 132 multiprocessors */
 
 /* A vector of the channels, of any float dtype. */
 struct channel_vector {
@@ -71,11 +71,6 @@ struct row_threads {
         block = dim3(x, BLOCK / x);
         columns = parts_of(packs, x);
     }
-    /* Blocks below one another, whose threads have `deep` rows or more. */
-    int64_t down(int64_t rows, int deep, int64_t blocks) const
-    {
-        return most(1, least(parts_of(rows, deep * (int64_t)block.y), blocks / columns));
-    }
 };
 
 /* x with its channel's number beside each element, for walks: neighbours in dimension 1 lie 1 apart. */
@@ -102,6 +97,30 @@ struct sums_of_both {
     }
 };
 
+/* Of each channel: y = (x - centre) of_x + rest + g of_g. */
+template <class C> struct lines { C *centre, *of_x, *rest, *of_g; };
+
+/* A channel's numbers in chunks of `each`, which are dealt out to parts in turn; and the memory for those and the lines. */
+template <class C> struct cuts {
+    int64_t channels, numbers, parts, each; /* numbers: of a channel */
+    int64_t rounds, left, rest;             /* every part has so many whole chunks, the first `left` one more; the rest */
+    sums<C> *of_part;                       /* [parts, channels] */
+    lines<C> line;
+
+    void deal(int64_t most_parts, int64_t chunk)
+    {
+        each = chunk;
+        parts = most(1, least(most_parts, parts_of(numbers, each)));
+        rounds = numbers / each / parts;
+        left = numbers / each % parts;
+        rest = numbers % each;
+    }
+    __device__ int64_t numbers_of(int64_t part) const
+    {
+        return (rounds + (part < left)) * each + (part == left ? rest : 0);
+    }
+};
+
 template <int N, class C> __device__ inline void add_to(sums<C> &s, C x, C g, C centre)
 {
     s.first += N == 1 ? x - centre : g;
@@ -115,17 +134,17 @@ template <int N, class C> __device__ inline sums<C> part_of(sums<C> s, C centre,
     return sums<C>{centre + mean, s.second - s.first * mean};
 }
 
-/* Part blockIdx.y: `each` rows. */
+template <int N> constexpr int DEEP = 4 / N; /* rows that a thread reads at once */
+
+/* Blocks side by side in y are parts. */
 template <class T, int N>
 __global__ void __launch_bounds__(BLOCK, 4)
-sum_rows(sums<compute_of<T>> *parts, packed_rows<const T, N> in, const compute_of<T> *mean, int64_t packs, int64_t rows,
-         int64_t each)
+sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T> *mean)
 {
     using C = compute_of<T>;
-    constexpr int V = PACK<T>, DEEP = 4 / N;
+    constexpr int V = PACK<T>;
     __shared__ C shared[2 * V][BLOCK + 4]; /* 4: fewer threads meet at a bank */
-    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each;
-    int64_t end = begin + each < rows ? begin + each : rows;
+    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, packs = cut.channels / V, rows = cut.numbers;
     sums<C> s[V];
 #pragma unroll
     for (int i = 0; i < V; i++) s[i] = sums<C>{C(0), C(0)};
@@ -134,16 +153,17 @@ sum_rows(sums<compute_of<T>> *parts, packed_rows<const T, N> in, const compute_o
         pack<T, V> first = in.of(0, 0, p);
 #pragma unroll
         for (int i = 0; i < V; i++) centre[i] = N == 1 ? (C)wide(first.at[i]) : mean[p * V + i];
-        for (int64_t row = begin + threadIdx.y; row < end; row += DEEP * blockDim.y) {
-            pack<T, V> read[DEEP][N];
+        int64_t step = gridDim.y * cut.each;
+        for (int64_t row = blockIdx.y * cut.each + threadIdx.y; row < rows; row += DEEP<N> * step) {
+            pack<T, V> read[DEEP<N>][N];
 #pragma unroll
-            for (int d = 0; d < DEEP; d++)
+            for (int d = 0; d < DEEP<N>; d++)
 #pragma unroll
                 for (int k = 0; k < N; k++)
-                    if (row + d * blockDim.y < end) read[d][k] = in.of(k, row + d * blockDim.y, p);
+                    if (row + d * step < rows) read[d][k] = in.of(k, row + d * step, p);
 #pragma unroll
-            for (int d = 0; d < DEEP; d++)
-                if (row + d * blockDim.y < end) {
+            for (int d = 0; d < DEEP<N>; d++)
+                if (row + d * step < rows) {
 #pragma unroll
                     for (int i = 0; i < V; i++)
                         add_to<N, C>(s[i], wide(read[d][0].at[i]), wide(read[d][N - 1].at[i]), centre[i]);
@@ -161,9 +181,10 @@ sum_rows(sums<compute_of<T>> *parts, packed_rows<const T, N> in, const compute_o
         int64_t c = (int64_t)blockIdx.x * blockDim.x * V + k;
         if (c >= packs * V) break;
         sums<C> all = {C(0), C(0)};
+#pragma unroll 4
         for (unsigned at = k / V; at < BLOCK; at += blockDim.x)
             all = sums_of_both()(all, sums<C>{shared[k % V * 2][at], shared[k % V * 2 + 1][at]});
-        parts[blockIdx.y * packs * V + c] = part_of<N>(all, (C)wide(in.at[0][c]), end - begin);
+        cut.of_part[blockIdx.y * cut.channels + c] = part_of<N>(all, (C)wide(in.at[0][c]), cut.numbers_of(blockIdx.y));
     }
 }
 
@@ -174,11 +195,11 @@ template <class T, int N> struct spread {
 };
 
 template <class T, int N>
-__global__ void sum_spread(sums<compute_of<T>> *parts, spread<T, N> in, const compute_of<T> *mean, int64_t each)
+__global__ void sum_spread(cuts<compute_of<T>> cut, spread<T, N> in, const compute_of<T> *mean)
 {
     using C = compute_of<T>;
-    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each;
-    int64_t n = in.channel[0].n, end = begin + each < in.others[0].n ? begin + each : in.others[0].n;
+    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * cut.each, n = cut.channels;
+    int64_t end = begin + cut.numbers_of(blockIdx.y);
     sums<C> s = {C(0), C(0)};
     C centre = C(0);
     if (c < n && begin < end) {
@@ -188,20 +209,10 @@ __global__ void sum_spread(sums<compute_of<T>> *parts, spread<T, N> in, const co
             add_to<N, C>(s, wide(x[in.others[0].at(i)]), wide(g[in.others[N - 1].at(i)]), centre);
     }
     s = reduce_in_group(s, sums_of_both());
-    if (threadIdx.y == 0 && c < n) parts[blockIdx.y * n + c] = part_of<N>(s, centre, end - begin);
+    if (threadIdx.y == 0 && c < n) cut.of_part[blockIdx.y * n + c] = part_of<N>(s, centre, end - begin);
 }
 
 /* ---- Lines ------------------------------------------------------------------------------------------------------- */
-
-/* Of each channel: y = (x - centre) of_x + rest + g of_g. */
-template <class C> struct lines { C *centre, *of_x, *rest, *of_g; };
-
-/* How each channel's numbers are cut into parts, and the memory for those and for the lines. */
-template <class C> struct cuts {
-    int64_t channels, numbers, parts, each; /* numbers: of a channel */
-    sums<C> *of_part;                       /* [parts, channels] */
-    lines<C> line;
-};
 
 template <class C> struct affine_vectors { channel_vector weight, bias; C eps; };
 
@@ -216,13 +227,13 @@ template <class C> __global__ void finish_moments(cuts<C> cut, affine_vectors<C>
     C about = mine ? cut.of_part[c].first : C(0), apart = 0, squares = 0, numbers = (C)(cut.numbers ? cut.numbers : 1);
 #pragma unroll 8
     for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y) {
-        C count = (C)(p + 1 < cut.parts ? cut.each : cut.numbers - p * cut.each);
+        C count = (C)cut.numbers_of(p);
         if (mine) apart += count * (cut.of_part[p * n + c].first - about);
     }
     C mean = about + reduce_in_group(apart, plus_of()) / numbers;
 #pragma unroll 8
     for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y) {
-        C count = (C)(p + 1 < cut.parts ? cut.each : cut.numbers - p * cut.each);
+        C count = (C)cut.numbers_of(p);
         sums<C> part = mine ? cut.of_part[p * n + c] : sums<C>{C(0), C(0)};
         squares += part.second + count * (part.first - mean) * (part.first - mean);
     }
@@ -301,13 +312,13 @@ template <class T, int V> __device__ inline void read_line(compute_of<T> (&to)[V
     }
 }
 
-/* Of N = 1 tensor, x, or of N = 2, x and g. */
+/* Of N = 1 tensor, x, or of N = 2, x and g. From the last row on, which the second-level cache still has of the sums. */
 template <class T, int N>
 __global__ void __launch_bounds__(BLOCK, 5 - N)
 apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_of<T>> line, int64_t packs, int64_t rows)
 {
     using C = compute_of<T>;
-    constexpr int V = PACK<T>, DEEP = 4 / N;
+    constexpr int V = PACK<T>;
     int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.y * blockDim.y;
     if (p >= packs) return;
     C centre[V], of_x[V], rest[V], of_g[V];
@@ -315,16 +326,16 @@ apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_o
     read_line<T>(of_x, line.of_x, p);
     read_line<T>(rest, line.rest, p);
     if constexpr (N == 2) read_line<T>(of_g, line.of_g, p);
-    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += DEEP * step) {
-        pack<T, V> read[DEEP][N];
+    for (int64_t row = rows - 1 - ((int64_t)blockIdx.y * blockDim.y + threadIdx.y); row >= 0; row -= DEEP<N> * step) {
+        pack<T, V> read[DEEP<N>][N];
 #pragma unroll
-        for (int d = 0; d < DEEP; d++)
+        for (int d = 0; d < DEEP<N>; d++)
 #pragma unroll
             for (int k = 0; k < N; k++)
-                if (row + d * step < rows) read[d][k] = in.of(k, row + d * step, p);
+                if (row >= d * step) read[d][k] = in.of(k, row - d * step, p);
 #pragma unroll
-        for (int d = 0; d < DEEP; d++) {
-            if (row + d * step >= rows) break;
+        for (int d = 0; d < DEEP<N>; d++) {
+            if (row < d * step) break;
             pack<T, V> y;
 #pragma unroll
             for (int i = 0; i < V; i++) {
@@ -332,7 +343,7 @@ apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_o
                 if constexpr (N == 2) value += wide(read[d][1].at[i]) * of_g[i];
                 y.at[i] = narrow<T>(value);
             }
-            out.of(0, row + d * step, p) = y;
+            out.of(0, row - d * step, p) = y;
         }
     }
 }
@@ -407,19 +418,18 @@ template <class T, int N> struct summing {
         cut.numbers = others.n;
         row_threads threads(channel.n / PACK<T>);
         thread_groups groups = groups_of(channel.n, others.n, channel.stride[0] < others.stride[others.ndim - 1]);
-        int64_t parts = in_rows ? threads.down(others.n, 4, SUMMING_BLOCKS)
-                                : least(least(parts_of(others.n, PART), MOST_PARTS), parts_of(1024, groups.blocks));
-        cut.each = parts_of(most(others.n, 1), most(parts, 1));
-        cut.parts = parts_of(most(others.n, 1), cut.each);
+        int64_t parts = most(1, least(least(parts_of(others.n, PART), MOST_PARTS), parts_of(1024, groups.blocks)));
+        int64_t deep = parts_of(others.n, DEEP<N> * (int64_t)threads.block.y);
+        if (in_rows) cut.deal(least(deep, most(1, SUMMING_BLOCKS / threads.columns)), threads.block.y);
+        else cut.deal(parts, most(1, parts_of(others.n, parts)));
         block = in_rows ? threads.block : groups.block;
         grid = dim3((unsigned)(in_rows ? threads.columns : groups.blocks), (unsigned)cut.parts);
     }
     tr_status run(const job &j, const compute_of<T> *mean) const
     {
         if (in_rows)
-            return LAUNCH(j, (sum_rows<T, N>), grid, block, 0, cut.of_part, rows, mean, cut.channels / PACK<T>,
-                          cut.numbers, cut.each);
-        return LAUNCH(j, (sum_spread<T, N>), grid, block, 0, cut.of_part, anywhere, mean, cut.each);
+            return LAUNCH(j, (sum_rows<T, N>), grid, block, 0, cut, rows, mean);
+        return LAUNCH(j, (sum_spread<T, N>), grid, block, 0, cut, anywhere, mean);
     }
 };
 
@@ -434,7 +444,8 @@ tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor 
     if (in_rows) {
         int64_t packs = y.shape.dim[1] / PACK<T>, n = numel(y) / y.shape.dim[1];
         row_threads threads(packs);
-        dim3 grid((unsigned)threads.columns, (unsigned)threads.down(n, 1, WRITING_BLOCKS));
+        int64_t down = most(1, WRITING_BLOCKS * (5 - N) / threads.columns);
+        dim3 grid((unsigned)threads.columns, (unsigned)least(down, parts_of(n, threads.block.y)));
         return LAUNCH(j, (apply_to_rows<T, N>), grid, threads.block, 0, out, rows, line, packs, n);
     }
     tr_device_tensor numbers = channel_numbers(y);
