@@ -18,15 +18,19 @@ template <class C> __device__ inline C gelu_2u(C x)
     return C(1.5957691216057308) * (x + C(0.044715) * x * x * x);
 }
 
+__device__ inline float inverse(float x) { return tr_reciprocal(x); }
+__device__ inline double inverse(double x) { return 1 / x; }
+
+/* sigmoid(z) as 1/(1 + exp(-z)), without a branch: below -88 it is 0 in float. */
 template <class C> __device__ inline C gelu(C x)
 {
-    return x * sigmoid(gelu_2u(x));
+    return x * inverse(C(1) + exp(-gelu_2u(x)));
 }
 
 template <class C> __device__ inline C gelu_slope(C x)
 {
-    C s = sigmoid(gelu_2u(x)), slope_2u = C(1.5957691216057308) * (C(1) + C(3 * 0.044715) * x * x);
-    return s + x * s * sigmoid(-gelu_2u(x)) * slope_2u;
+    C e = exp(-gelu_2u(x)), s = inverse(C(1) + e), rest = e < C(1e30) ? e * s : C(1); /* 1 - s with all its digits */
+    return s + x * s * rest * (C(1.5957691216057308) * (C(1) + C(3 * 0.044715) * x * x));
 }
 
 /* x Phi(x), Phi the normal distribution; its derivative is Phi(x) + x phi(x). */

@@ -14,6 +14,8 @@
  */
 #include "attention.h"
 
+#include "elementwise.h"
+
 /* ---- Calls as heads ------------------------------------------------------------------------------------------------
  */
 
@@ -210,20 +212,51 @@ attention_forward(const __grid_constant__ attention a, int64_t tiles)
 /* ---- Backward ------------------------------------------------------------------------------------------------------
  */
 
-/* delta: [batch * heads, queries] = rowsum(g * o), by a warp each. */
-template <class C> __global__ void attention_delta(C *delta, const __grid_constant__ attention a)
+/* delta: [batch * heads, queries] = rowsum(g * o), by blockDim.x neighbouring lanes each. packed: rows are read by 16 bytes. */
+template <class T>
+__global__ void attention_delta(compute_of<T> *delta, const __grid_constant__ attention a, bool packed)
 {
-    int64_t rows = a.batch * a.heads_n * a.queries;
-    for (int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; r < rows; r += (int64_t)gridDim.x * blockDim.y) {
-        int64_t number = r / a.queries, i = r % a.queries, batch = number / a.heads_n, head = number % a.heads_n;
-        int64_t g = a.g.at(batch, head) + i * a.g.stride[2], o = a.o.at(batch, head) + i * a.o.stride[2];
-        C sum = 0;
-        for (int64_t d = threadIdx.x; d < a.dim; d += 32)
-            sum += load_as<C>(a.dtype, a.g.data, g + d * a.g.stride[3]) *
-                   load_as<C>(a.dtype, a.o.data, o + d * a.o.stride[3]);
-        sum = row_sum<32>(sum);
-        if (threadIdx.x == 0) delta[r] = sum;
-    }
+    using C = compute_of<T>;
+    constexpr int V = 16 / sizeof(T);
+    int64_t i = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, packs = packed ? a.dim / V : 0;
+    bool mine = i < a.queries;
+    for (int64_t batch = blockIdx.z; batch < a.batch; batch += gridDim.z)
+        for (int64_t head = blockIdx.y; head < a.heads_n; head += gridDim.y) {
+            const T *g = (const T *)a.g.data + a.g.at(batch, head) + i * a.g.stride[2],
+                    *o = (const T *)a.o.data + a.o.at(batch, head) + i * a.o.stride[2];
+            C sum = 0;
+            for (int64_t p = threadIdx.x; mine && p < packs; p += blockDim.x) {
+                pack<T, V> of_g = ((const pack<T, V> *)g)[p], of_o = ((const pack<T, V> *)o)[p];
+#pragma unroll
+                for (int e = 0; e < V; e++) sum += wide(of_g.at[e]) * wide(of_o.at[e]);
+            }
+            for (int64_t d = packs * V + threadIdx.x; mine && d < a.dim; d += blockDim.x)
+                sum += wide(g[d * a.g.stride[3]]) * wide(o[d * a.o.stride[3]]);
+            for (int mask = blockDim.x / 2; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+            if (mine && threadIdx.x == 0) delta[(batch * a.heads_n + head) * a.queries + i] = sum;
+        }
+}
+
+static bool in_packs(const heads &x, int64_t each)
+{
+    return (uintptr_t)x.data % 16 == 0 && x.stride[3] == 1 && x.stride[0] % each == 0 && x.stride[1] % each == 0 &&
+           x.stride[2] % each == 0;
+}
+
+static tr_status find_delta(const job &j, const attention &a, void *delta)
+{
+    if (a.batch * a.heads_n * a.queries == 0) return TR_OK;
+    return for_float(a.dtype, [&](auto type) {
+        using T = typename decltype(type)::type;
+        constexpr int64_t V = 16 / sizeof(T);
+        bool packed = in_packs(a.g, V) && in_packs(a.o, V);
+        unsigned lanes = 1;
+        while (lanes < 32 && lanes < (packed ? parts_of(a.dim, V) : a.dim)) lanes *= 2;
+        dim3 block(lanes, BLOCK / lanes);
+        dim3 grid((unsigned)parts_of(a.queries, block.y), (unsigned)least(a.heads_n, GRID_YZ_LIMIT),
+                  (unsigned)least(a.batch, GRID_YZ_LIMIT));
+        return LAUNCH(j, attention_delta<T>, grid, block, 0, (compute_of<T> *)delta, a, packed);
+    });
 }
 
 template <class C, int DIM>
@@ -380,7 +413,7 @@ static tr_status run_backward(const job &j, const attention &a)
             scratch memory(j, (size_t)(rows * of_one));
             TRY(memory.status());
             C *delta = memory.template as<C>();
-            if (rows) TRY(LAUNCH(j, attention_delta<C>, grid_for(rows, 4), dim3(32, 4), 0, delta, a));
+            TRY(find_delta(j, a, delta));
             if constexpr (std::is_same_v<C, float>) {
                 tr_status status = attention_backward_mma(j, a, delta);
                 if (status != TR_DECLINED) return status;

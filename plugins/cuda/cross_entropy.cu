@@ -28,6 +28,38 @@ struct targets {
 
 template <class C> struct outputs_of { C *loss, *top, *log_sum, *below; };
 
+constexpr int AT_ONCE = 4; /* packs that a thread loads before it waits for the first */
+
+/* Of the elements of the row that this thread works on. */
+template <class T> __device__ static log_sum<compute_of<T>> log_sum_of(const row_of<const T, 1> &row, int64_t n)
+{
+    constexpr int V = 16 / sizeof(T);
+    using C = compute_of<T>;
+    row_parts<V> parts(row.lead(n), n);
+    log_sum<C> s = {minus_infinity<C>(), C(0)};
+    auto *packs = (const pack<T, V> *)(row.at[0] + parts.lead);
+    auto take = [&](const pack<T, V> &read) {
+        C x[V];
+#pragma unroll
+        for (int e = 0; e < V; e++) x[e] = wide(read.at[e]);
+        s = with_numbers<T>(s, x);
+    };
+    int64_t p = threadIdx.y;
+    for (; p + (AT_ONCE - 1) * blockDim.y < parts.packs; p += AT_ONCE * blockDim.y) {
+        pack<T, V> read[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) read[u] = packs[p + u * blockDim.y];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) take(read[u]);
+    }
+    for (; p < parts.packs; p += blockDim.y) take(packs[p]);
+    for (int64_t i = threadIdx.y; i < parts.singles; i += blockDim.y) {
+        C x[1] = {wide(row.at[0][parts.single(i) * row.step[0]])};
+        s = with_numbers<T>(s, x);
+    }
+    return s;
+}
+
 template <class T>
 __global__ void cross_entropy(outputs_of<compute_of<T>> out, const T *logits, axis at, int64_t step, targets t,
                               double smoothing)
@@ -36,10 +68,9 @@ __global__ void cross_entropy(outputs_of<compute_of<T>> out, const T *logits, ax
     int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     bool mine = r < at.n;
     row_of<const T, 1> row = {{mine ? logits + at.at(r) : logits}, {step}};
-    log_sum<C> s = {minus_infinity<C>(), C(0)};
     C total = 0;
-    if (mine) each_of_row(row, t.classes, [&](int64_t, const C *x) { s = with_number(s, x[0]); });
-    s = reduce_in_group(s, log_sums_of());
+    log_sum<C> s = reduce_in_group(log_sum_of(row, mine ? t.classes : 0), log_sums_of());
+    if (s.sum != s.sum && s.top < -minus_infinity<C>()) s.top = s.sum; /* NaN among the numbers */
     if (out.below) { /* mean(top - x), summed as such: a large top would round the sum of x */
         if (mine) each_of_row(row, t.classes, [&](int64_t, const C *x) { total += s.top - x[0]; });
         total = reduce_in_group(total, plus_of()) / (C)t.classes;
@@ -66,6 +97,7 @@ struct counted_both {
 template <class C> __global__ void finish(C *loss, C *count, const C *of_rows, int64_t rows, targets t, bool mean)
 {
     counted c = {0, 0};
+#pragma unroll 4
     for (int64_t r = threadIdx.y; r < rows; r += blockDim.y) {
         int64_t id = load_id(t.dtype, t.data, t.at.at(r));
         c.sum += (double)of_rows[r];
@@ -132,7 +164,7 @@ __global__ void cross_entropy_grad(T *dlogits, axis to, int64_t to_step, const T
     row_of<const T, 1> from = {{logits + at.at(r)}, {step}};
     row_of<T, 1> into = {{dlogits + to.at(r)}, {to_step}};
     map_row(into, from, t.classes, [&](int64_t i, const C *x) {
-        return scale == 0 ? C(0) : (exp(x[0] - row_top - row_rest) - (i == target ? wanted : even)) * scale;
+        return scale == 0 ? C(0) : (exp_for<T>(x[0] - row_top - row_rest) - (i == target ? wanted : even)) * scale;
     });
 }
 

@@ -45,6 +45,99 @@ __global__ void norm(T *y, axis to, int64_t to_step, const T *x, axis at, int64_
     rstd[r] = scale;
 }
 
+/* Packs of a row that a thread holds in registers. */
+template <class T> inline constexpr int HELD = sizeof(T) == 2 ? 4 : 8;
+
+/* Are rows apart by whole packs of 16 bytes, and their elements side by side? */
+template <class T> static bool in_packs(const T *at, const axis &rows, int64_t step, int64_t d)
+{
+    constexpr int64_t V = 16 / sizeof(T);
+    return step == 1 && d % V == 0 && (uintptr_t)at % 16 == 0 && rows.ndim == 1 && rows.stride[0] % V == 0;
+}
+template <class T> static bool in_packs(const vector_of<T> &v)
+{
+    return !v.at || (v.step == 1 && (uintptr_t)v.at % 16 == 0);
+}
+
+/* Threads for rows of so many packs, and rows to a block; 0 threads: they are too long to be held. */
+template <class T> static dim3 holders_of(int64_t packs)
+{
+    unsigned threads = 32;
+    while (threads < BLOCK && threads * HELD<T> < packs) threads *= 2;
+    return threads * HELD<T> < packs ? dim3(0) : dim3(threads, BLOCK / threads);
+}
+
+/* A thread's packs of a row, of which threads hold every blockDim.x'th. */
+template <class T> struct held_row {
+    static constexpr int V = 16 / sizeof(T);
+    pack<T, V> held[HELD<T>];
+
+    __device__ held_row(const T *row, int64_t packs)
+    {
+#pragma unroll
+        for (int k = 0; k < HELD<T>; k++)
+            if (int64_t p = threadIdx.x + k * blockDim.x; p < packs) held[k] = ((const pack<T, V> *)row)[p];
+    }
+};
+
+/* f(k, p) for each pack that a thread has of a row: its k'th, which is the row's p'th. */
+template <class T, class F> __device__ inline void each_held(int64_t packs, const F &f)
+{
+#pragma unroll
+    for (int k = 0; k < HELD<T>; k++)
+        if (int64_t p = threadIdx.x + k * blockDim.x; p < packs) f(k, p);
+}
+
+/* The pack'th numbers of a vector, or `otherwise`. */
+template <class T> struct numbers_of {
+    static constexpr int V = 16 / sizeof(T);
+    pack<T, V> read;
+    bool none;
+    compute_of<T> otherwise;
+
+    __device__ numbers_of(const vector_of<T> &v, int64_t p, compute_of<T> otherwise)
+        : none(!v.at), otherwise(otherwise)
+    {
+        if (v.at) read = ((const pack<T, V> *)v.at)[p];
+    }
+    __device__ compute_of<T> operator[](int e) const { return none ? otherwise : wide(read.at[e]); }
+};
+
+/* The same where each row is read once and held in registers. */
+template <class T>
+__global__ void norm_held(T *y, int64_t to, const T *x, int64_t at, int64_t rows, int64_t d, vector_of<T> weight,
+    vector_of<T> bias, compute_of<T> *mean, compute_of<T> *rstd, double eps)
+{
+    using C = compute_of<T>;
+    constexpr int V = 16 / sizeof(T);
+    int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, packs = r < rows ? d / V : 0;
+    held_row<T> row(x + r * at, packs);
+    C sum = 0, squares = 0, middle = 0;
+    if (mean) {
+        each_held<T>(packs, [&](int k, int64_t) {
+            for (int e = 0; e < V; e++) sum += wide(row.held[k].at[e]);
+        });
+        middle = reduce_in_warps(sum, plus_of()) / (C)d;
+    }
+    each_held<T>(packs, [&](int k, int64_t) {
+        for (int e = 0; e < V; e++) {
+            C off = wide(row.held[k].at[e]) - middle;
+            squares += off * off;
+        }
+    });
+    C scale = 1 / sqrt(reduce_in_warps(squares, plus_of()) / (C)d + (C)eps);
+    each_held<T>(packs, [&](int k, int64_t p) {
+        numbers_of<T> w(weight, p, C(1)), b(bias, p, C(0));
+        pack<T, V> made;
+        for (int e = 0; e < V; e++)
+            made.at[e] = narrow<T>((wide(row.held[k].at[e]) - middle) * scale * w[e] + b[e]);
+        ((pack<T, V> *)(y + r * to))[p] = made;
+    });
+    if (threadIdx.x || r >= rows) return;
+    if (mean) mean[r] = middle;
+    rstd[r] = scale;
+}
+
 static tr_status run_norm(const job &j, const tr_device_tensor *mean, const tr_device_tensor &rstd, bool with_bias)
 {
     const tr_device_tensor &x = j.in(0), &y = j.out(0);
@@ -54,12 +147,21 @@ static tr_status run_norm(const job &j, const tr_device_tensor *mean, const tr_d
     return for_float(x.dtype, [&](auto t) {
         using T = typename decltype(t)::type;
         using C = compute_of<T>;
-        thread_groups w = groups_of_rows(rows.n, size_at(x, -1), stride_at(x, -1), sizeof(T));
-        vector_of<T> none = {nullptr, 0};
-        return LAUNCH(j, norm<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)y.data, axis_in(y, others),
-                      stride_at(y, -1), (const T *)x.data, rows, stride_at(x, -1), size_at(x, -1), vector_in<T>(j, 1),
-                      with_bias ? vector_in<T>(j, 2) : none, mean ? (C *)mean->data : nullptr, (C *)rstd.data,
-                      j.attrs<tr_layer_norm_attrs>().eps);
+        const T *from = (const T *)x.data;
+        T *into = (T *)y.data;
+        axis to = axis_in(y, others);
+        int64_t d = size_at(x, -1), step = stride_at(x, -1), to_step = stride_at(y, -1);
+        vector_of<T> weight = vector_in<T>(j, 1), bias = with_bias ? vector_in<T>(j, 2) : vector_of<T>{nullptr, 0};
+        C *means = mean ? (C *)mean->data : nullptr;
+        double eps = j.attrs<tr_layer_norm_attrs>().eps;
+        dim3 held = holders_of<T>(d / (16 / sizeof(T)));
+        if (held.x && in_packs(from, rows, step, d) && in_packs((const T *)into, to, to_step, d) && in_packs(weight) &&
+            in_packs(bias) && parts_of(rows.n, held.y) <= GRID_LIMIT)
+            return LAUNCH(j, norm_held<T>, (unsigned)parts_of(rows.n, held.y), held, 0, into, to.stride[0], from,
+                          rows.stride[0], rows.n, d, weight, bias, means, (C *)rstd.data, eps);
+        thread_groups w = groups_of_rows(rows.n, d, step, sizeof(T));
+        return LAUNCH(j, norm<T>, dim3((unsigned)w.blocks), w.block, 0, into, to, to_step, from, rows, step, d, weight,
+                      bias, means, (C *)rstd.data, eps);
     });
 }
 
@@ -110,63 +212,130 @@ template <class T> __global__ void norm_grad_rows(T *dx, axis to, int64_t to_ste
     });
 }
 
-/* Sums of columns over a part of the rows: parts: [gridDim.y][2][d]. */
-template <class T> __global__ void norm_grad_columns(compute_of<T> *parts, norm_inputs<T> in, int64_t each)
+template <class T>
+__global__ void __launch_bounds__(BLOCK, 2) norm_grad_held(T *dx, int64_t to, norm_inputs<T> in)
 {
     using C = compute_of<T>;
-    int64_t column = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * each;
-    int64_t end = begin + each < in.x_at.n ? begin + each : in.x_at.n;
+    constexpr int V = 16 / sizeof(T);
+    int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, packs = r < in.x_at.n ? in.d / V : 0;
+    held_row<T> g(in.g + r * in.g_at.stride[0], packs), x(in.x + r * in.x_at.stride[0], packs);
+    C mean = packs && in.mean ? in.mean[r] : C(0), rstd = packs ? in.rstd[r] : C(0);
     two<C> sums = {C(0), C(0)};
-    if (column < in.d)
-        for (int64_t r = begin + threadIdx.y; r < end; r += blockDim.y) {
-            C g = wide(in.g[in.g_at.at(r) + column * in.g_step]), x = wide(in.x[in.x_at.at(r) + column * in.x_step]);
-            sums.first += g * (x - (in.mean ? in.mean[r] : C(0))) * in.rstd[r];
-            sums.second += g;
+    each_held<T>(packs, [&](int k, int64_t p) {
+        numbers_of<T> weight(in.weight, p, C(1));
+        for (int e = 0; e < V; e++) {
+            C h = wide(g.held[k].at[e]) * weight[e];
+            sums.first += in.mean ? h : C(0);
+            sums.second += h * (wide(x.held[k].at[e]) - mean) * rstd;
         }
-    sums = reduce_in_group(sums, both_of());
-    if (threadIdx.y || column >= in.d) return;
-    parts[(2 * blockIdx.y) * in.d + column] = sums.first;
-    parts[(2 * blockIdx.y + 1) * in.d + column] = sums.second;
+    });
+    sums = reduce_in_warps(sums, both_of());
+    C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
+    each_held<T>(packs, [&](int k, int64_t p) {
+        numbers_of<T> weight(in.weight, p, C(1));
+        pack<T, V> made;
+        for (int e = 0; e < V; e++)
+            made.at[e] = narrow<T>(rstd * (wide(g.held[k].at[e]) * weight[e] - of_h -
+                                           (wide(x.held[k].at[e]) - mean) * rstd * of_hx));
+        ((pack<T, V> *)(dx + r * to))[p] = made;
+    });
 }
 
-/* y: [d] <- (y +) the sums of parts: [count][2][d], of the first or the second of each two. */
-template <class C>
-__global__ void add_columns(const C *parts, int count, int64_t d, int which, tr_dtype dtype, void *y, int64_t step,
-                            bool accumulate)
+constexpr int LANES = 32, ROWS = 8; /* of blocks that add up columns */
+
+/* Sums of columns over a part of the rows: parts: [gridDim.y][2][d]. A thread has V columns side by side. */
+template <class T, int V>
+__global__ void norm_grad_columns(compute_of<T> *parts, norm_inputs<T> in, int64_t each)
 {
-    FOR_EACH_OF(i, d)
-    {
-        C sum = accumulate ? load_as<C>(dtype, y, i * step) : C(0);
-        for (int p = 0; p < count; p++) sum += parts[(2 * p + which) * d + i];
-        store_as<C>(dtype, y, i * step, sum);
+    using C = compute_of<T>;
+    constexpr int WIDTH = LANES * V;
+    __shared__ two<C> shared[ROWS * WIDTH];
+    int64_t first = (int64_t)blockIdx.x * WIDTH, column = first + threadIdx.x * V, begin = blockIdx.y * each;
+    int64_t end = begin + each < in.x_at.n ? begin + each : in.x_at.n;
+    two<C> sums[V] = {};
+    if (column < in.d) {
+#pragma unroll 4
+        for (int64_t r = begin + threadIdx.y; r < end; r += ROWS) {
+            int64_t g_row = V > 1 ? r * in.g_at.stride[0] : in.g_at.at(r);
+            int64_t x_row = V > 1 ? r * in.x_at.stride[0] : in.x_at.at(r);
+            auto g = *(const pack<T, V> *)(in.g + g_row + column * in.g_step);
+            auto x = *(const pack<T, V> *)(in.x + x_row + column * in.x_step);
+            C mean = in.mean ? in.mean[r] : C(0), rstd = in.rstd[r];
+#pragma unroll
+            for (int e = 0; e < V; e++) {
+                sums[e].first += wide(g.at[e]) * (wide(x.at[e]) - mean) * rstd;
+                sums[e].second += wide(g.at[e]);
+            }
+        }
     }
+    for (int e = 0; e < V; e++) shared[threadIdx.y * WIDTH + threadIdx.x * V + e] = sums[e];
+    __syncthreads();
+    for (int k = threadIdx.y * LANES + threadIdx.x; k < WIDTH && first + k < in.d; k += ROWS * LANES) {
+        two<C> all = shared[k];
+        for (int row = 1; row < ROWS; row++) all = both_of()(all, shared[row * WIDTH + k]);
+        parts[2 * blockIdx.y * in.d + first + k] = all.first;
+        parts[(2 * blockIdx.y + 1) * in.d + first + k] = all.second;
+    }
+}
+
+struct column_sums { void *y; tr_dtype dtype; int64_t step; bool accumulate; /* y NULL: none */ };
+struct both_columns { column_sums weight, bias; };
+
+/* y: [d] <- (y +) the sums of parts: [count][2][d], of the first and the second of each two. */
+template <class C> __global__ void add_columns(const C *parts, int count, int64_t d, both_columns both)
+{
+    column_sums to = blockIdx.y ? both.bias : both.weight;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (!to.y) return;
+    C sum = 0;
+    if (i < d) {
+#pragma unroll 8
+        for (int p = threadIdx.y; p < count; p += blockDim.y) sum += parts[(2 * p + blockIdx.y) * d + i];
+    }
+    sum = reduce_in_group(sum, plus_of());
+    if (threadIdx.y || i >= d) return;
+    store_as<C>(to.dtype, to.y, i * to.step, to.accumulate ? load_as<C>(to.dtype, to.y, i * to.step) + sum : sum);
 }
 
 template <class T> static tr_status norm_grad(const job &j, const norm_inputs<T> &in)
 {
     using C = compute_of<T>;
+    constexpr int V = 16 / sizeof(T);
     const tr_layer_norm_attrs &a = j.attrs<tr_layer_norm_attrs>();
     int64_t rows = in.x_at.n;
+    bool packed = in_packs(in.g, in.g_at, in.g_step, in.d) && in_packs(in.x, in.x_at, in.x_step, in.d);
     if (j.has_out(0) && rows) {
         const tr_device_tensor &dx = j.out(0);
-        thread_groups w = groups_of_rows(rows, in.d, in.x_step, sizeof(T));
-        TRY(LAUNCH(j, norm_grad_rows<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)dx.data,
-                   axis_in(dx, ~(1u << (dx.shape.ndim - 1))), stride_at(dx, -1), in));
+        axis to = axis_in(dx, ~(1u << (dx.shape.ndim - 1)));
+        dim3 held = holders_of<T>(in.d / V);
+        if (packed && held.x && in_packs((const T *)dx.data, to, stride_at(dx, -1), in.d) && in_packs(in.weight) &&
+            parts_of(rows, held.y) <= GRID_LIMIT)
+            TRY(LAUNCH(j, norm_grad_held<T>, (unsigned)parts_of(rows, held.y), held, 0, (T *)dx.data, to.stride[0],
+                       in));
+        else {
+            thread_groups w = groups_of_rows(rows, in.d, in.x_step, sizeof(T));
+            TRY(LAUNCH(j, norm_grad_rows<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)dx.data, to,
+                       stride_at(dx, -1), in));
+        }
     }
     if (in.d == 0 || (!j.has_out(1) && !j.has_out(2))) return TR_OK;
-    const int64_t columns = 32, threads = 8, each = most(4 * threads, parts_of(rows, 128)),
+    const int64_t blocks = parts_of(in.d, LANES * (packed ? V : 1)),
+                  each = most(1, parts_of(rows, 4 * ROWS * most(1, 768 / blocks))) * 4 * ROWS,
                   parts = most(1, parts_of(rows, each));
     scratch memory(j, sizeof(C) * (size_t)(2 * parts * in.d));
     TRY(memory.status());
-    TRY(LAUNCH(j, norm_grad_columns<T>, dim3((unsigned)parts_of(in.d, columns), (unsigned)parts),
-               dim3(columns, threads), 0, memory.template as<C>(), in, each));
+    C *of_parts = memory.template as<C>();
+    dim3 grid((unsigned)blocks, (unsigned)parts), block(LANES, ROWS);
+    if (packed) TRY(LAUNCH(j, (norm_grad_columns<T, V>), grid, block, 0, of_parts, in, each));
+    else TRY(LAUNCH(j, (norm_grad_columns<T, 1>), grid, block, 0, of_parts, in, each));
+    both_columns both = {};
     for (int k = 0; k < 2; k++) {
         if (!j.has_out(1 + k)) continue;
         const tr_device_tensor &y = j.out(1 + k);
-        TRY(LAUNCH(j, add_columns<C>, grid_for(in.d), BLOCK, 0, memory.template as<C>(), (int)parts, in.d, k, y.dtype,
-                   y.data, y.stride[0], k ? a.accumulate_bias : a.accumulate_weight));
+        (k ? both.bias : both.weight) = column_sums{y.data, y.dtype, y.stride[0], k ? a.accumulate_bias : a.accumulate_weight};
     }
-    return TR_OK;
+    return LAUNCH(j, add_columns<C>, dim3((unsigned)parts_of(in.d, LANES), 2), block, 0, of_parts, (int)parts, in.d,
+                  both);
 }
 
 /* mean and rstd are as the norm made them: row-major. */

@@ -52,9 +52,13 @@ __host__ __device__ inline float to_float(bf16 x)
 
 __host__ __device__ inline bf16 to_bf16(float value)
 {
+#ifdef __CUDA_ARCH__
+    return bf16{__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+#else
     uint32_t bits = bits_as<uint32_t>(value);
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
     return bf16{(uint16_t)(value != value ? quiet : rounded)};
+#endif
 }
 
 __host__ __device__ inline float to_float(f16 x)

@@ -78,6 +78,18 @@ __device__ inline float tr_exp2(float x)
 #endif
 }
 
+/* 1/x to some 23 bits by one instruction; results below 2^-126 are 0. */
+__device__ inline float tr_reciprocal(float x)
+{
+#ifdef TR_CUDA_EMULATED
+    return 1 / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 /* ---- Matrix instructions ----------------------------------------------------------------------------------------- */
 
 /*

@@ -73,7 +73,13 @@ __global__ void reduce(const T *x, axis kept, axis reduced, int64_t each, typena
     typename Op::seen seen = op.start();
     if (r < kept.n) {
         x += kept.at(r);
-        for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y) seen = op.add(seen, wide(x[reduced.at(i)]), i);
+        if (reduced.ndim == 1) { /* several loads at once */
+#pragma unroll 4
+            for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
+                seen = op.add(seen, wide(x[i * reduced.stride[0]]), i);
+        } else
+            for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
+                seen = op.add(seen, wide(x[reduced.at(i)]), i);
     }
     seen = reduce_in_group(seen, op);
     if (threadIdx.y || r >= kept.n) return;
@@ -81,15 +87,48 @@ __global__ void reduce(const T *x, axis kept, axis reduced, int64_t each, typena
     else store_as(dtype, y, r, op.value(seen));
 }
 
+constexpr int LANES = 32, ROWS = 8; /* of blocks that reduce columns */
+
+/* Results that lie side by side, in packs of 16 bytes: a thread has a pack of them. */
+template <class T, class Op>
+__global__ void reduce_columns(const T *x, int64_t columns, int64_t rows, int64_t stride, int64_t each,
+                               typename Op::seen *parts, tr_dtype dtype, void *y, Op op)
+{
+    constexpr int V = 16 / sizeof(T), WIDTH = LANES * V;
+    __shared__ typename Op::seen shared[ROWS * WIDTH];
+    int64_t first = (int64_t)blockIdx.x * WIDTH, column = first + threadIdx.x * V, begin = blockIdx.y * each;
+    int64_t end = begin + each < rows ? begin + each : rows;
+    typename Op::seen seen[V];
+    for (int e = 0; e < V; e++) seen[e] = op.start();
+    if (column < columns) {
+#pragma unroll 4
+        for (int64_t i = begin + threadIdx.y; i < end; i += ROWS) {
+            pack<T, V> read = *(const pack<T, V> *)(x + i * stride + column);
+#pragma unroll
+            for (int e = 0; e < V; e++) seen[e] = op.add(seen[e], wide(read.at[e]), i);
+        }
+    }
+    for (int e = 0; e < V; e++) shared[threadIdx.y * WIDTH + threadIdx.x * V + e] = seen[e];
+    __syncthreads();
+    for (int k = threadIdx.y * LANES + threadIdx.x; k < WIDTH && first + k < columns; k += ROWS * LANES) {
+        typename Op::seen all = shared[k];
+        for (int row = 1; row < ROWS; row++) all = op(all, shared[row * WIDTH + k]);
+        if (parts) parts[blockIdx.y * columns + first + k] = all;
+        else store_as(dtype, y, first + k, op.value(all));
+    }
+}
+
 template <class Op>
 __global__ void reduce_parts(const typename Op::seen *parts, int64_t n, int count, tr_dtype dtype, void *y, Op op)
 {
-    FOR_EACH_OF(r, n)
-    {
-        typename Op::seen seen = parts[r];
-        for (int k = 1; k < count; k++) seen = op(seen, parts[k * n + r]);
-        store_as(dtype, y, r, op.value(seen));
+    int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    typename Op::seen seen = op.start();
+    if (r < n) {
+#pragma unroll 8
+        for (int k = threadIdx.y; k < count; k += blockDim.y) seen = op(seen, parts[k * n + r]);
     }
+    seen = reduce_in_group(seen, op);
+    if (threadIdx.y == 0 && r < n) store_as(dtype, y, r, op.value(seen));
 }
 
 constexpr int64_t ENOUGH_BLOCKS = 512, PART = 4096;
@@ -99,21 +138,34 @@ template <class T, class Op>
 static tr_status reduce_to(const job &j, const tr_device_tensor &x, uint32_t dims, const tr_device_tensor &y,
                            const Op &op)
 {
+    constexpr int V = 16 / sizeof(T);
     axis kept = axis_in(x, ~dims), reduced = axis_in(x, dims);
     if (kept.n == 0) return TR_OK;
     thread_groups t = groups_of(kept.n, reduced.n, kept.stride[kept.ndim - 1] < reduced.stride[reduced.ndim - 1]);
+    bool packed = std::is_same_v<Op, sum_of<compute_of<T>>> && is_float<T> && t.block.x == LANES &&
+                  kept.ndim == 1 && kept.stride[0] == 1 && kept.n % V == 0 && reduced.ndim == 1 &&
+                  reduced.stride[0] % V == 0 && (uintptr_t)x.data % 16 == 0;
+    if (packed) t = thread_groups{dim3(LANES, ROWS), parts_of(kept.n, LANES * V)};
     if (t.blocks > GRID_LIMIT) return TR_DECLINED;
-    int64_t parts = least(parts_of(reduced.n, PART), parts_of(ENOUGH_BLOCKS, t.blocks));
-    int64_t each = parts > 1 ? parts_of(reduced.n, parts) : reduced.n;
-    if (parts <= 1)
-        return LAUNCH(j, (reduce<T, Op>), dim3((unsigned)t.blocks), t.block, 0, (const T *)x.data, kept, reduced, each,
-                      nullptr, y.dtype, y.data, op);
-    scratch memory(j, sizeof(typename Op::seen) * (size_t)(parts * kept.n));
+    int64_t four = 4 * t.block.y, parts = least(parts_of(reduced.n, packed ? four : 4 * four),
+                                                parts_of(ENOUGH_BLOCKS, t.blocks));
+    int64_t each = parts > 1 ? parts_of(parts_of(reduced.n, parts), four) * four : reduced.n;
+    parts = parts > 1 ? parts_of(reduced.n, each) : 1;
+    scratch memory(j, parts > 1 ? sizeof(typename Op::seen) * (size_t)(parts * kept.n) : 0);
     TRY(memory.status());
-    auto *of_parts = memory.template as<typename Op::seen>();
-    TRY(LAUNCH(j, (reduce<T, Op>), dim3((unsigned)t.blocks, (unsigned)parts), t.block, 0, (const T *)x.data, kept,
-               reduced, each, of_parts, y.dtype, y.data, op));
-    return LAUNCH(j, reduce_parts<Op>, grid_for(kept.n), BLOCK, 0, of_parts, kept.n, (int)parts, y.dtype, y.data, op);
+    auto *of_parts = parts > 1 ? memory.template as<typename Op::seen>() : nullptr;
+    dim3 grid((unsigned)t.blocks, (unsigned)parts);
+    if constexpr (std::is_same_v<Op, sum_of<compute_of<T>>> && is_float<T>)
+        if (packed)
+            TRY(LAUNCH(j, (reduce_columns<T, Op>), grid, t.block, 0, (const T *)x.data, kept.n, reduced.n,
+                       reduced.stride[0], each, of_parts, y.dtype, y.data, op));
+    if (!packed)
+        TRY(LAUNCH(j, (reduce<T, Op>), grid, t.block, 0, (const T *)x.data, kept, reduced, each, of_parts, y.dtype,
+                   y.data, op));
+    if (!of_parts) return TR_OK;
+    t = groups_of(kept.n, parts, true);
+    return LAUNCH(j, reduce_parts<Op>, (unsigned)t.blocks, t.block, 0, of_parts, kept.n, (int)parts, y.dtype, y.data,
+                  op);
 }
 
 template <template <class> class Float, class Integer> static tr_status reduce_any(const job &j)

@@ -16,10 +16,10 @@ __device__ static void compare_and_swap(entry *entries, int64_t low, int64_t ste
     entries[low + step] = a;
 }
 
-/* The pair'th of the pairs that lie `step` apart: its lower place. */
+/* The pair'th of the pairs that lie `step` apart, a power of two: its lower place. */
 __device__ static int64_t lower_of(int64_t pair, int64_t step)
 {
-    return pair / step * 2 * step + pair % step;
+    return 2 * pair - (pair & (step - 1));
 }
 
 /* Makes runs of `from` … `to` entries of the row's chunks sorted, up and down in turn; a chunk is `chunk` entries. */
@@ -54,7 +54,7 @@ tr_status sort_rows(const job &j, entry *entries, int64_t rows, int64_t padded)
 {
     if (padded == 1 || rows == 0) return TR_OK;
     int chunk = (int)least(padded, CHUNK);
-    unsigned chunks = (unsigned)(rows * padded / chunk), threads = (unsigned)least(most(chunk / 2, 32), BLOCK);
+    unsigned chunks = (unsigned)(rows * padded / chunk), threads = (unsigned)most(chunk / 2, 32);
     TRY(LAUNCH(j, sort_chunks, chunks, threads, 0, entries, padded, chunk, (int64_t)2, (int64_t)chunk));
     for (int64_t run = 2 * CHUNK; run <= padded; run *= 2) {
         int64_t pairs = rows * padded / 2;

@@ -75,6 +75,21 @@ template <class A, class F> __device__ inline A reduce_in_group(A value, const F
     return value;
 }
 
+/* The same where the threads of a result are neighbours: blockDim.x of them, a multiple of 32. */
+template <class A, class F> __device__ inline A reduce_in_warps(A value, const F &combine)
+{
+    __shared__ A shared[BLOCK / 32];
+    for (int mask = 16; mask; mask /= 2) value = combine(value, from_lane(value, mask));
+    if (blockDim.x == 32) return value;
+    unsigned warps = blockDim.x / 32, first = threadIdx.y * warps;
+    if (threadIdx.x % 32 == 0) shared[first + threadIdx.x / 32] = value;
+    __syncthreads();
+    value = shared[first];
+    for (unsigned warp = 1; warp < warps; warp++) value = combine(value, shared[first + warp]);
+    __syncthreads();
+    return value;
+}
+
 /* ---- A result's elements as a row -------------------------------------------------------------------------------- */
 
 /* A row of each of N tensors. */
@@ -82,13 +97,23 @@ template <class T, int N> struct row_of {
     T *at[N];
     int64_t step[N];
 
-    /* Can vectors of 16 bytes be moved? */
-    __device__ bool packed() const
+    /* Elements before the first that vectors of 16 bytes begin with in all rows; n: vectors cannot be moved. */
+    __device__ int64_t lead(int64_t n) const
     {
-        bool packed = blockDim.x == 1;
-        for (int k = 0; k < N; k++) packed = packed && step[k] == 1 && (uintptr_t)at[k] % 16 == 0;
-        return packed;
+        constexpr uintptr_t MASK = 15;
+        int64_t lead = (int64_t)(((0 - (uintptr_t)at[0]) & MASK) / sizeof(T));
+        bool packed = blockDim.x == 1 && lead < n;
+        for (int k = 0; k < N; k++)
+            packed = packed && step[k] == 1 && (((uintptr_t)at[k] ^ (uintptr_t)at[0]) & MASK) == 0;
+        return packed ? lead : n;
     }
+};
+
+/* A row in vectors of 16 bytes, of V elements, and the single elements before and behind them. */
+template <int V> struct row_parts {
+    int64_t lead, packs, singles;
+    __device__ row_parts(int64_t lead, int64_t n) : lead(lead), packs((n - lead) / V), singles(n - packs * V) {}
+    __device__ int64_t single(int64_t i) const { return i < lead ? i : i + packs * V; }
 };
 
 /* Calls f(i, x) for the elements of the row that this thread works on; x[k]: tensor k's. */
@@ -97,17 +122,19 @@ __device__ inline void each_of_row(const row_of<const T, N> &row, int64_t n, con
 {
     constexpr int V = 16 / sizeof(T);
     compute_of<T> x[N];
-    int64_t packs = row.packed() ? n / V : 0;
-    for (int64_t p = threadIdx.y; p < packs; p += blockDim.y) {
+    row_parts<V> parts(row.lead(n), n);
+    for (int64_t p = threadIdx.y; p < parts.packs; p += blockDim.y) {
         pack<T, V> read[N];
-        for (int k = 0; k < N; k++) read[k] = ((const pack<T, V> *)row.at[k])[p];
+        int64_t first = parts.lead + p * V;
+        for (int k = 0; k < N; k++) read[k] = *(const pack<T, V> *)(row.at[k] + first);
 #pragma unroll
         for (int e = 0; e < V; e++) {
             for (int k = 0; k < N; k++) x[k] = wide(read[k].at[e]);
-            f(p * V + e, x);
+            f(first + e, x);
         }
     }
-    for (int64_t i = packs * V + threadIdx.y; i < n; i += blockDim.y) {
+    for (int64_t s = threadIdx.y; s < parts.singles; s += blockDim.y) {
+        int64_t i = parts.single(s);
         for (int k = 0; k < N; k++) x[k] = wide(row.at[k][i * row.step[k]]);
         f(i, x);
     }
@@ -119,18 +146,21 @@ __device__ inline void map_row(const row_of<T, 1> &to, const row_of<const T, N> 
 {
     constexpr int V = 16 / sizeof(T);
     compute_of<T> x[N];
-    int64_t packs = row.packed() && to.packed() ? n / V : 0;
-    for (int64_t p = threadIdx.y; p < packs; p += blockDim.y) {
+    bool alike = to.lead(n) == row.lead(n);
+    row_parts<V> parts(alike ? row.lead(n) : n, n);
+    for (int64_t p = threadIdx.y; p < parts.packs; p += blockDim.y) {
         pack<T, V> read[N], made;
-        for (int k = 0; k < N; k++) read[k] = ((const pack<T, V> *)row.at[k])[p];
+        int64_t first = parts.lead + p * V;
+        for (int k = 0; k < N; k++) read[k] = *(const pack<T, V> *)(row.at[k] + first);
 #pragma unroll
         for (int e = 0; e < V; e++) {
             for (int k = 0; k < N; k++) x[k] = wide(read[k].at[e]);
-            made.at[e] = narrow<T>(f(p * V + e, x));
+            made.at[e] = narrow<T>(f(first + e, x));
         }
-        ((pack<T, V> *)to.at[0])[p] = made;
+        *(pack<T, V> *)(to.at[0] + first) = made;
     }
-    for (int64_t i = packs * V + threadIdx.y; i < n; i += blockDim.y) {
+    for (int64_t s = threadIdx.y; s < parts.singles; s += blockDim.y) {
+        int64_t i = parts.single(s);
         for (int k = 0; k < N; k++) x[k] = wide(row.at[k][i * row.step[k]]);
         to.at[0][i * to.step[0]] = narrow<T>(f(i, x));
     }
