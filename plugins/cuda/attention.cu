@@ -385,7 +385,8 @@ template <class F> static tr_status for_dim(const attention &a, F f)
 
 static tr_status run_forward(const job &j, const attention &a)
 {
-    tr_status status = attention_forward_mma(j, a);
+    tr_status status = fits_tensor_cores(j, a) ? cudnn_attention(j, a) : TR_DECLINED;
+    if (status == TR_DECLINED) status = attention_forward_mma(j, a);
     if (status != TR_DECLINED) return status;
     return for_compute(a.dtype, [&](auto type) {
         return for_dim(a, [&](auto dim) -> tr_status {
@@ -403,6 +404,8 @@ static tr_status run_forward(const job &j, const attention &a)
 
 static tr_status run_backward(const job &j, const attention &a)
 {
+    tr_status by_cudnn = fits_tensor_cores(j, a) ? cudnn_attention_grad(j, a) : TR_DECLINED;
+    if (by_cudnn != TR_DECLINED) return by_cudnn;
     return for_compute(a.dtype, [&](auto type) {
         return for_dim(a, [&](auto dim) -> tr_status {
             using C = typename decltype(type)::type;

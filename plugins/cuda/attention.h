@@ -27,7 +27,12 @@ template <class K> inline tr_status allow_shared(K kernel, size_t bytes)
         "attention");
 }
 
-/* On tensor cores. TR_DECLINED: the call's dtype, sizes or strides, or the device, have no kernel there. */
+/* Have tensor cores kernels for the call's dtype, sizes and strides on its device? */
+bool fits_tensor_cores(const job &j, const attention &a);
+/* By cuDNN, of what fits. TR_DECLINED: it is not there, or has no engine for this. */
+tr_status cudnn_attention(const job &j, const attention &a);
+tr_status cudnn_attention_grad(const job &j, const attention &a);
+/* By the plug-in's own kernels. TR_DECLINED: it does not fit. */
 tr_status attention_forward_mma(const job &j, const attention &a);
 /* delta: [batch * heads, queries] = rowsum(g * o). */
 tr_status attention_backward_mma(const job &j, const attention &a, const float *delta);

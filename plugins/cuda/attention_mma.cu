@@ -305,16 +305,6 @@ bool is_aligned(const heads &x)
            (x.stride[3] == 1 || !x.data);
 }
 
-bool takes(const job &j, const attention &a)
-{
-    int major = 0;
-    if ((a.dtype != TR_F16 && a.dtype != TR_BF16) || a.dim % 8 || a.dim > 128) return false;
-    if (most(a.queries, a.keys) > INT32_MAX / 4) return false;
-    for (const heads *x : {&a.q, &a.k, &a.v, &a.o, &a.g, &a.dq, &a.dk, &a.dv})
-        if (!is_aligned(*x)) return false;
-    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, j.call.index) == cudaSuccess && major >= 8;
-}
-
 /* f(type, size) for the call's dtype and the least size of heads that has kernels. */
 template <class F> tr_status for_kernels(const attention &a, F f)
 {
@@ -326,10 +316,20 @@ template <class F> tr_status for_kernels(const attention &a, F f)
 
 } // namespace
 
+bool fits_tensor_cores(const job &j, const attention &a)
+{
+    int major = 0;
+    if ((a.dtype != TR_F16 && a.dtype != TR_BF16) || a.dim % 8 || a.dim > 128) return false;
+    if (most(a.queries, a.keys) > INT32_MAX / 4) return false;
+    for (const heads *x : {&a.q, &a.k, &a.v, &a.o, &a.g, &a.dq, &a.dk, &a.dv})
+        if (!is_aligned(*x)) return false;
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, j.call.index) == cudaSuccess && major >= 8;
+}
+
 tr_status attention_forward_mma(const job &j, const attention &a)
 {
     int64_t tiles = parts_of(a.queries, ROWS), blocks = a.batch * a.heads_n * tiles;
-    if (!takes(j, a) || blocks > GRID_LIMIT) return TR_DECLINED;
+    if (!fits_tensor_cores(j, a) || blocks > GRID_LIMIT) return TR_DECLINED;
     if (blocks == 0) return TR_OK;
     return for_kernels(a, [&](auto type, auto size) -> tr_status {
         using T = typename decltype(type)::type;
@@ -344,7 +344,7 @@ tr_status attention_forward_mma(const job &j, const attention &a)
 tr_status attention_backward_mma(const job &j, const attention &a, const float *delta)
 {
     int64_t heads_n = a.batch * a.heads_n, query_tiles = parts_of(a.queries, ROWS), key_tiles = parts_of(a.keys, ROWS);
-    if (!takes(j, a) || heads_n * most(query_tiles, key_tiles) > GRID_LIMIT) return TR_DECLINED;
+    if (!fits_tensor_cores(j, a) || heads_n * most(query_tiles, key_tiles) > GRID_LIMIT) return TR_DECLINED;
     return for_kernels(a, [&](auto type, auto size) -> tr_status {
         using T = typename decltype(type)::type;
         constexpr int D = decltype(size)::value, N = D == 64 ? 64 : 32; /* registers are short */

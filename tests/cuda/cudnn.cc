@@ -1,36 +1,18 @@
 /*
- * A double of cuDNN's graph interface for convolutions, and how the doubles of libraries are found by name. A
+ * A double of cuDNN's graph interface for convolutions and attention, and how the doubles of libraries are found by name. A
  * descriptor is what has been set in it, by value. The heuristic names engines of which most must not be taken, by
  * their numerical notes or for their workspace. As with the real one, what adds f32 in
  * full and in a fixed order is named in the fallback mode alone. CUDA_EMULATOR="fail=cudnnBackendExecute:2" lets
  * the second call fail, as of any function; of "libcudnn" or "libcublasLt" the library is not found, of "dlsym" a
  * function of it.
  */
-#include "library.h"
-#include "cudnn_abi.h"
+#include "cudnn_double.h"
 
 using namespace tr_emulator;
 
 struct cudnnContext {
     int device;
     cudaStream_t stream;
-};
-
-struct cudnnBackendDescriptor {
-    int type, engine; /* engine: of configurations and what is made of them */
-    bool finalized;
-    std::map<int, std::vector<char>> values;
-    std::map<int, cudnnBackendDescriptor> parts;
-
-    template <typename T> std::vector<T> all(int attribute) const
-    {
-        auto found = values.find(attribute);
-        if (found == values.end()) return {};
-        std::vector<T> result(found->second.size() / sizeof(T));
-        memcpy(static_cast<void *>(result.data()), found->second.data(), result.size() * sizeof(T));
-        return result;
-    }
-    template <typename T> T one(int attribute) const { return all<T>(attribute).at(0); }
 };
 
 namespace {
@@ -45,32 +27,9 @@ const int notes[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE
 
 size_t size_of(int type)
 {
-    return type == CUDNN_TYPE_DATA_TYPE || type == CUDNN_TYPE_FLOAT || type == CUDNN_TYPE_CONVOLUTION_MODE ||
-        type == CUDNN_TYPE_HEUR_MODE || type == CUDNN_TYPE_NUMERICAL_NOTE ? 4 : 8;
+    if (type == CUDNN_TYPE_BOOLEAN) return 1;
+    return type == CUDNN_TYPE_HANDLE || type == CUDNN_TYPE_INT64 || type == CUDNN_TYPE_VOID_PTR ? 8 : 4;
 }
-
-typedef std::array<int64_t, 4> index4; /* n, c, h, w */
-
-struct tensor {
-    element type;
-    int64_t id, alignment;
-    index4 dim, stride;
-
-    explicit tensor(const cudnnBackendDescriptor &d)
-        : id(d.one<int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID)),
-          alignment(d.one<int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT))
-    {
-        const int of = d.one<int>(CUDNN_ATTR_TENSOR_DATA_TYPE);
-        const auto dims = d.all<int64_t>(CUDNN_ATTR_TENSOR_DIMENSIONS),
-                   strides = d.all<int64_t>(CUDNN_ATTR_TENSOR_STRIDES);
-        type = of == CUDNN_DATA_FLOAT ? element::f32 : of == CUDNN_DATA_HALF ? element::f16 : element::bf16;
-        for (size_t i = 0; i < 4; i++) dim[i] = dims.at(i), stride[i] = strides.at(i);
-    }
-    int64_t at(const index4 &i) const
-    {
-        return i[0] * stride[0] + i[1] * stride[1] + i[2] * stride[2] + i[3] * stride[3];
-    }
-};
 
 /* An operation's descriptor type and attributes; the tensor of `to` is the one that it writes. */
 struct kind {
@@ -90,14 +49,14 @@ const kind kinds[] = {
 
 struct convolution {
     const kind &of; /* of kinds */
-    tensor x, w, y;
+    cudnn_tensor x, w, y;
     std::vector<int64_t> step, padding, dilation;
     float beta;
 
     convolution(const cudnnBackendDescriptor &op, const kind &k)
-        : of(k), x(op.parts.at(k.x)), w(op.parts.at(k.w)), y(op.parts.at(k.y)), beta(op.one<float>(k.alpha + 1))
+        : of(k), x(op.part(k.x)), w(op.part(k.w)), y(op.part(k.y)), beta(op.one<float>(k.alpha + 1))
     {
-        const cudnnBackendDescriptor &how = op.parts.at(k.alpha + 2);
+        const cudnnBackendDescriptor &how = op.part(k.alpha + 2);
         step = how.all<int64_t>(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
         padding = how.all<int64_t>(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
         dilation = how.all<int64_t>(CUDNN_ATTR_CONVOLUTION_DILATIONS);
@@ -114,7 +73,7 @@ struct convolution {
 
     void run(const std::array<void *, 3> &memory, bool rounds) const
     {
-        const tensor *const tensors[] = {&x, &w, &y}, &result = *tensors[of.to];
+        const cudnn_tensor *const tensors[] = {&x, &w, &y}, &result = *tensors[of.to];
         const int64_t channels = w.dim[1], groups = x.dim[1] / channels, outs = w.dim[0] / groups;
         /* All three in double by rows, x amid its padding: so each lies at strides for the loops below. */
         index4 dims[] = {x.dim, w.dim, y.dim}, strides[3];
@@ -157,9 +116,15 @@ struct convolution {
     }
 };
 
+bool is_convolution(const cudnnBackendDescriptor &graph)
+{
+    const int type = graph.part(CUDNN_ATTR_OPERATIONGRAPH_OPS).type;
+    return std::any_of(kinds, std::end(kinds), [&](const kind &k) { return k.type == type; });
+}
+
 convolution convolution_of(const cudnnBackendDescriptor &graph)
 {
-    const cudnnBackendDescriptor &op = graph.parts.at(CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    const cudnnBackendDescriptor &op = graph.part(CUDNN_ATTR_OPERATIONGRAPH_OPS);
     const kind *k = kinds;
     while (k->type != op.type) k++;
     return convolution(op, *k);
@@ -167,7 +132,7 @@ convolution convolution_of(const cudnnBackendDescriptor &graph)
 
 const cudnnBackendDescriptor &graph_of(const cudnnBackendDescriptor &plan)
 {
-    return plan.parts.at(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).parts.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+    return plan.part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).part(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
 }
 
 } /* namespace */
@@ -184,8 +149,19 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
     return is_stream_of(handle->device, stream) ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 
+size_t cudnnGetVersion()
+{
+    return 91900;
+}
+
+void cudnnGetLastErrorString(char *text, size_t size)
+{
+    snprintf(text, size, "the double says no more");
+}
+
 const char *cudnnGetErrorString(cudnnStatus_t status)
 {
+    if (status == CUDNN_STATUS_SUCCESS) return "CUDNN_STATUS_SUCCESS";
     return status == CUDNN_STATUS_EXECUTION_FAILED ? "CUDNN_STATUS_EXECUTION_FAILED" : "CUDNN_STATUS_BAD_PARAM";
 }
 
@@ -206,9 +182,12 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d, int attribute
 {
     if (d->finalized) return CUDNN_STATUS_BAD_PARAM;
     if (type == CUDNN_TYPE_BACKEND_DESCRIPTOR) {
-        const cudnnBackendDescriptor &part = **static_cast<const cudnnBackendDescriptor_t *>(values);
-        if (!part.finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
-        d->parts[attribute] = part;
+        const auto *parts = static_cast<const cudnnBackendDescriptor_t *>(values);
+        d->parts[attribute].clear();
+        for (int64_t i = 0; i < count; i++) {
+            if (!parts[i]->finalized) return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+            d->parts[attribute].push_back(*parts[i]);
+        }
         return CUDNN_STATUS_SUCCESS;
     }
     const char *from = static_cast<const char *>(values);
@@ -218,11 +197,12 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t d, int attribute
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
 {
-    if (d->type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR && !convolution_of(*d).is_possible())
+    if (d->type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR &&
+        !(is_convolution(*d) ? convolution_of(*d).is_possible() : is_attention(*d)))
         return CUDNN_STATUS_NOT_SUPPORTED;
     if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
-        d->engine = d->parts.at(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).engine;
-        if (d->engine == ROUNDING && convolution_of(graph_of(*d)).x.type != element::f32)
+        d->engine = d->part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).engine;
+        if (d->engine == ROUNDING && is_convolution(graph_of(*d)) && convolution_of(graph_of(*d)).x.type != element::f32)
             return CUDNN_STATUS_NOT_SUPPORTED;
     }
     d->finalized = true;
@@ -232,8 +212,9 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
 /* The engines that the heuristic names, best first. */
 static std::vector<int> engines_for(const cudnnBackendDescriptor &heuristic)
 {
+    const cudnnBackendDescriptor &graph = heuristic.part(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
     if (heuristic.one<int>(CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK) return {UNORDERED, GREEDY, SERVES};
-    if (convolution_of(heuristic.parts.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)).x.type == element::f32) {
+    if (is_convolution(graph) && convolution_of(graph).x.type == element::f32) {
         std::vector<int> refused(40, UNORDERED); /* more than anyone asks for at once */
         refused[0] = ROUNDING, refused[1] = NARROWING, refused[2] = WINOGRAD;
         return refused;
@@ -273,22 +254,33 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const auto ids = pack->all<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
     const auto data = pack->all<void *>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
     void *workspace = pack->one<void *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
-    const convolution c = convolution_of(graph_of(*plan));
-    const tensor *const tensors[] = {&c.x, &c.w, &c.y};
-    std::array<void *, 3> at = {};
+    const cudnnBackendDescriptor &graph = graph_of(*plan);
     if (!plan->finalized || !pack->finalized || !workspace || (plan->engine != ROUNDING && plan->engine != SERVES))
         return CUDNN_STATUS_BAD_PARAM;
-    for (size_t t = 0; t < 3; t++) {
-        for (size_t i = 0; i < ids.size(); i++)
-            if (ids[i] == tensors[t]->id) at[t] = data[i];
-        if (!at[t] || reinterpret_cast<uintptr_t>(at[t]) % static_cast<uintptr_t>(tensors[t]->alignment))
+    std::vector<cudnn_tensor> tensors;
+    if (is_convolution(graph)) {
+        const convolution c = convolution_of(graph);
+        tensors = {c.x, c.w, c.y};
+    } else tensors = tensors_of_attention(graph);
+    std::map<int64_t, void *> at;
+    std::map<int64_t, double> numbers; /* read now, as the caller's memory is soon another's */
+    for (const cudnn_tensor &t : tensors) {
+        const auto found = std::find(ids.begin(), ids.end(), t.id);
+        if (found == ids.end()) return CUDNN_STATUS_BAD_PARAM;
+        void *const address = data.at(size_t(found - ids.begin()));
+        if (t.is_number) numbers[t.id] = load(t.type, address, 0);
+        else at[t.id] = address;
+        if (!address || (!t.is_number && reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(t.alignment)))
             return CUDNN_STATUS_BAD_PARAM;
     }
-    const cudaError_t error = enqueue(handle->stream, {"cudnnBackendExecute", [=, rounds = plan->engine == ROUNDING] {
-        memset(workspace, 0xff, WORKSPACE);
-        c.run(at, rounds);
-        return cudaSuccess;
-    }});
+    const cudaError_t error =
+        enqueue(handle->stream, {"cudnnBackendExecute", [=, rounds = plan->engine == ROUNDING] {
+            memset(workspace, 0xff, WORKSPACE);
+            if (is_convolution(graph))
+                convolution_of(graph).run({at.at(tensors[0].id), at.at(tensors[1].id), at.at(tensors[2].id)}, rounds);
+            else compute_attention(graph, at, numbers);
+            return cudaSuccess;
+        }});
     return error == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
 

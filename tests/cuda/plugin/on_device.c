@@ -1,4 +1,5 @@
 #include "on_device.h"
+#include "base/log.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -11,16 +12,16 @@
 
 extern const tr_device_table tr_device_plugin;
 
-static void no_log(tr_log_level level, const char *message)
+/* TRIREME_LOG shows it. */
+static void log_message(tr_log_level level, const char *message)
 {
-    (void)level;
-    (void)message;
+    tr__log(level, "%s", message);
 }
 
 const tr_device_table *on_device(void)
 {
     static tr_device_host host = {
-        .size = sizeof host, .fail = tr_fail, .log = no_log, .dtype_size = tr_dtype_size, .dtype_name = tr_dtype_name};
+        .size = sizeof host, .fail = tr_fail, .log = log_message, .dtype_size = tr_dtype_size, .dtype_name = tr_dtype_name};
     static bool opened;
     if (!opened && tr_device_plugin.open(&host) != TR_OK) fail_msg("%s", tr_error_message());
     opened = true;

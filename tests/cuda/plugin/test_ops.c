@@ -228,6 +228,7 @@ static void attention_of_all_head_sizes(void **state)
         {TR_F32, 35, 35, 65, 0}, {TR_F32, 35, 35, 128, CAUSAL}, {TR_F32, 35, 35, 129, 0}, {TR_F32, 35, 35, 256, 0},
         {TR_F64, 35, 35, 64, 0}, {TR_F64, 35, 35, 129, CAUSAL}, {TR_F64, 35, 35, 256, 0},
         {TR_BF16, 35, 35, 60, 0}, {TR_BF16, 35, 35, 136, CAUSAL}, /* not on tensor cores */
+        {TR_F16, 130, 130, 32, CAUSAL}, {TR_F16, 128, 256, 128, 0}, /* cuDNN's */
         {TR_BF16, 130, 130, 64, CAUSAL}, {TR_BF16, 100, 200, 40, CAUSAL}, {TR_BF16, 70, 129, 128, 0},
         {TR_BF16, 200, 100, 72, CAUSAL}, {TR_F16, 65, 140, 64, MASKED}, {TR_F16, 129, 129, 128, CAUSAL | MASKED}};
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
@@ -275,6 +276,38 @@ static void running_statistics(void **state)
         }
         on_device_free(&copies);
     }
+}
+
+/* Twice the same gradients, bit for bit: nothing is added up in the order in which blocks happen to come. */
+static void attention_adds_in_a_fixed_order(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { Q, K, V, O, G, DQ, DK, DV, TENSORS };
+    const tr_attention_attrs attrs = {.causal = true};
+    device_copies copies = {0};
+    tr_device_tensor at[TENSORS];
+    tr_tensor *x[TENSORS], *lse = tr_rand(0, TR_SHAPE(2, 2, 384));
+    char *first[TENSORS];
+    for (int i = 0; i < TENSORS; i++) {
+        x[i] = tr_randn((uint64_t)i, TR_SHAPE(2, 2, 384, 64), .dtype = TR_BF16);
+        at[i] = on_device_view(&copies, x[i]);
+    }
+    const tr_device_tensor none = on_device_view(&copies, NULL), sums = on_device_view(&copies, lse);
+    on_device_run("attention", &attrs, sizeof attrs, (tr_device_tensor[]){at[Q], at[K], at[V], none}, 4,
+                  (tr_device_tensor[]){at[O], sums}, 2);
+    for (int run = 0; run < 2; run++) {
+        on_device_run("attention_grad", &attrs, sizeof attrs,
+                      (tr_device_tensor[]){at[G], at[Q], at[K], at[V], none, at[O], sums}, 7, at + DQ, 3);
+        for (int i = DQ; i < TENSORS; i++) {
+            char *back = on_device_back(&copies, x[i]);
+            if (run) assert_memory_equal(back, first[i], x[i]->storage->bytes);
+            if (run) free(first[i]);
+            first[i] = back;
+        }
+    }
+    for (int i = DQ; i < TENSORS; i++) free(first[i]);
+    on_device_free(&copies);
 }
 
 /* Random numbers are the CPU's bit for bit, of any dtype, and so is a fill. */
@@ -325,6 +358,7 @@ int main(int argc, char **argv)
         TEST(channels_in_packs),
         TEST(running_statistics),
         TEST(attention_of_all_head_sizes),
+        TEST(attention_adds_in_a_fixed_order),
         TEST(random_numbers_and_fills),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
