@@ -211,7 +211,9 @@ tr_status point(const plan &to, const product &p)
 
 plan_table<shape, plan, cublasLtHandle_t> &known = *new plan_table<shape, plan, cublasLtHandle_t>;
 
-tr_status run(const job &j, const product &call)
+} // namespace
+
+tr_status cublaslt_product(const job &j, const product &call)
 {
     const library *l = cublaslt();
     shape s;
@@ -249,80 +251,4 @@ tr_status run(const job &j, const product &call)
     /* What the heuristic chose may be refused yet, above all with an epilogue. Nothing has run then. */
     chosen->declined = is_unsupported(status);
     return chosen->declined ? TR_DECLINED : check(*l, status, "cublasLtMatmul");
-}
-
-/* ---- Rows at odd places ------------------------------------------------------------------------------------------ */
-
-/* Are neighbours in memory of 16 bits, and do rows begin at other places than each 16 bytes, as those of GPT-2's 50257 logits?
- * cuBLASLt's fast kernels take no such matrix: on an H200 the others take five times as long. */
-bool is_askew(const matrix_view &m)
-{
-    if (m.row.ndim != 1 || m.column.ndim != 1 || host->dtype_size(m.dtype) != 2) return false;
-    bool row_major = m.column.n == 1 || m.column.stride[0] == 1;
-    const axis &outer = row_major ? m.row : m.column, &inner = row_major ? m.column : m.row;
-    return inner.stride[0] == 1 && outer.stride[0] >= inner.n && outer.stride[0] % 8 != 0;
-}
-
-/* m, or if it is askew a matrix for its numbers whose rows are longer. */
-class straight {
-public:
-    straight(const job &j, const matrix_view &m, bool wanted)
-        : view(m), row_major(m.column.stride[0] == 1), at_hand(!wanted || !is_askew(m)),
-          ld(((row_major ? m.column.n : m.row.n) + 63) / 64 * 64),
-          memory(j, at_hand ? 0 : (size_t)((row_major ? m.row.n : m.column.n) * ld) * 2)
-    {
-        if (at_hand) return;
-        view.data = memory.as<void>();
-        (row_major ? view.row : view.column).stride[0] = ld;
-    }
-    tr_status status() const { return memory.status(); }
-    tr_status fetch(const job &j, const matrix_view &m) const
-    {
-        return at_hand ? TR_OK : copy_into(j, tensor_of(view), tensor_of(m));
-    }
-    tr_status bring(const job &j, const matrix_view &m) const
-    {
-        return at_hand ? TR_OK : copy_into(j, tensor_of(m), tensor_of(view));
-    }
-    matrix_view view;
-
-private:
-    static tr_device_tensor tensor_of(const matrix_view &m)
-    {
-        tr_device_tensor t = {};
-        t.dtype = m.dtype;
-        t.data = m.data;
-        t.shape.ndim = 2;
-        t.shape.dim[0] = m.row.n;
-        t.shape.dim[1] = m.column.n;
-        t.stride[0] = m.row.stride[0];
-        t.stride[1] = m.column.stride[0];
-        return t;
-    }
-    bool row_major, at_hand;
-    int64_t ld;
-    scratch memory;
-};
-
-constexpr int64_t WORTH_COPYING = 256; /* multiplications of each number, at which a copy costs a tenth of what it saves */
-
-} // namespace
-
-tr_status cublaslt_product(const job &j, const product &call)
-{
-    product p = call;
-    bool wanted = cublaslt() && p.c_batch.n == 1 && !p.residual.data && !p.gelu_input.data &&
-                  least(least(p.a.row.n, p.b.column.n), p.a.column.n) >= WORTH_COPYING;
-    straight a(j, p.a, wanted), b(j, p.b, wanted), c(j, p.c, wanted);
-    TRY(a.status());
-    TRY(b.status());
-    TRY(c.status());
-    TRY(a.fetch(j, p.a));
-    TRY(b.fetch(j, p.b));
-    if (p.accumulate) TRY(c.fetch(j, p.c));
-    p.a = a.view;
-    p.b = b.view;
-    p.c = c.view;
-    TRY(run(j, p));
-    return c.bring(j, call.c);
 }

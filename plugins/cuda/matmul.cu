@@ -104,11 +104,95 @@ template <class T> static tr_status own_product(const job &j, const product &p)
     return gemm::run<C>(j, p.c_batch.n, p.a.row.n, p.b.column.n, p.a.column.n, a, b, out);
 }
 
-static tr_status run_product(const job &j, const product &p)
+static tr_status run_whole(const job &j, const product &p)
 {
     tr_status status = cublaslt_product(j, p);
     if (status != TR_DECLINED || p.gelu_input.data) return status;
     return for_float(p.a.dtype, [&](auto t) { return own_product<typename decltype(t)::type>(j, p); });
+}
+
+/* ---- Odd sizes -----------------------------------------------------------------------------------------------------
+ * cuBLASLt's fast kernels take 16-bit matrices whose rows begin at, and have, a multiple of 8 numbers; on an H200 the others
+ * take five times as long. The library lets rows begin there (src/ops/matmul.c); a large product of which one size is no
+ * multiple, as GPT-2's of 50257 words, is computed in two: of as many as are, and of the rest. */
+
+enum { PACK = 8, WORTH_SPLITTING = 512 };
+
+/* Do rows, or columns where those are neighbours, begin at multiples? */
+static bool is_aligned(const matrix_view &m)
+{
+    if (m.row.ndim != 1 || m.column.ndim != 1) return false;
+    return (m.column.stride[0] == 1 ? m.row : m.column).stride[0] % PACK == 0;
+}
+
+static bool is_split(const axis &in_one, const axis &in_other)
+{
+    return in_one.n % PACK != 0 && (in_one.stride[0] == 1 || in_other.stride[0] == 1);
+}
+
+/* n rows or columns of m. */
+static matrix_view part_of(const matrix_view &m, axis matrix_view::*along, int64_t first, int64_t n)
+{
+    matrix_view part = m;
+    part.data = (char *)m.data + first * (m.*along).stride[0] * (int64_t)host->dtype_size(m.dtype);
+    part.*along = axis_of(1, &n, (m.*along).stride);
+    return part;
+}
+
+static tr_device_tensor tensor_of(const matrix_view &m)
+{
+    tr_device_tensor t = dense_view(m.data, m.dtype, tr_shape{2, {m.row.n, m.column.n}});
+    t.stride[0] = m.row.stride[0];
+    t.stride[1] = m.column.stride[0];
+    return t;
+}
+
+/* Adds up the parts' products in f32, and rounds once. */
+static tr_status run_inner_parts(const job &j, const product &p)
+{
+    bool rounds = p.c.dtype != TR_F32;
+    int64_t n = p.a.column.n, whole = n - n % PACK, one = 1, width = p.c.column.n;
+    scratch memory(j, rounds ? (size_t)(p.c.row.n * width) * sizeof(float) : 0);
+    TRY(memory.status());
+    product first = p, rest;
+    if (rounds)
+        first.c = matrix_view{TR_F32, memory.as<void>(), axis_of(1, &p.c.row.n, &width), axis_of(1, &width, &one)};
+    if (rounds && p.accumulate) TRY(copy_into(j, tensor_of(first.c), tensor_of(p.c)));
+    rest = first;
+    first.a = part_of(p.a, &matrix_view::column, 0, whole);
+    first.b = part_of(p.b, &matrix_view::row, 0, whole);
+    TRY(run_whole(j, first));
+    rest.a = part_of(p.a, &matrix_view::column, whole, n - whole);
+    rest.b = part_of(p.b, &matrix_view::row, whole, n - whole);
+    rest.bias = nullptr;
+    rest.accumulate = true;
+    TRY(run_whole(j, rest));
+    return rounds ? copy_into(j, tensor_of(p.c), tensor_of(first.c)) : TR_OK;
+}
+
+static tr_status run_product(const job &j, const product &p)
+{
+    int64_t rows = p.a.row.n, columns = p.b.column.n;
+    if (p.c_batch.n != 1 || p.residual.data || p.gelu_input.data || host->dtype_size(p.a.dtype) != 2 ||
+        least(least(rows, columns), p.a.column.n) < WORTH_SPLITTING || !is_aligned(p.a) || !is_aligned(p.b) || !is_aligned(p.c))
+        return run_whole(j, p);
+    if (is_split(p.a.column, p.b.row)) return run_inner_parts(j, p);
+    bool by_rows = is_split(p.a.row, p.c.row);
+    if (!by_rows && !is_split(p.b.column, p.c.column)) return run_whole(j, p);
+    int64_t n = by_rows ? rows : columns, whole = n - n % PACK;
+    for (int rest = 0; rest < 2; rest++) {
+        int64_t first = rest ? whole : 0, count = rest ? n - whole : whole;
+        axis matrix_view::*along = by_rows ? &matrix_view::row : &matrix_view::column;
+        product part = p;
+        (by_rows ? part.a : part.b) = part_of(by_rows ? p.a : p.b, along, first, count);
+        part.c = part_of(p.c, along, first, count);
+        tr_device_tensor bias = p.bias ? *p.bias : tr_device_tensor{};
+        bias.data = (char *)bias.data + (by_rows ? 0 : first * bias.stride[0] * (int64_t)host->dtype_size(bias.dtype));
+        bias.shape.dim[0] = by_rows ? bias.shape.dim[0] : count;
+        if (p.bias) part.bias = &bias;
+        TRY(run_product(j, part));
+    }
+    return TR_OK;
 }
 
 tr_status cuda_matmul(const job &j)
