@@ -144,7 +144,7 @@ sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T
     using C = compute_of<T>;
     constexpr int V = PACK<T>;
     __shared__ C shared[2 * V][BLOCK + 4]; /* 4: fewer threads meet at a bank */
-    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, packs = cut.channels / V, rows = cut.numbers;
+    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, packs = cut.channels / V;
     sums<C> s[V];
 #pragma unroll
     for (int i = 0; i < V; i++) s[i] = sums<C>{C(0), C(0)};
@@ -153,8 +153,8 @@ sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T
         pack<T, V> first = in.of(0, 0, p);
 #pragma unroll
         for (int i = 0; i < V; i++) centre[i] = N == 1 ? (C)wide(first.at[i]) : mean[p * V + i];
-        int64_t step = gridDim.y * cut.each;
-        for (int64_t row = blockIdx.y * cut.each + threadIdx.y; row < rows; row += DEEP<N> * step) {
+        unsigned rows = (unsigned)cut.numbers, step = gridDim.y * (unsigned)cut.each;
+        for (unsigned row = blockIdx.y * (unsigned)cut.each + threadIdx.y; row < rows; row += DEEP<N> * step) {
             pack<T, V> read[DEEP<N>][N];
 #pragma unroll
             for (int d = 0; d < DEEP<N>; d++)
@@ -315,18 +315,19 @@ template <class T, int V> __device__ inline void read_line(compute_of<T> (&to)[V
 /* Of N = 1 tensor, x, or of N = 2, x and g. From the last row on, which the second-level cache still has of the sums. */
 template <class T, int N>
 __global__ void __launch_bounds__(BLOCK, 5 - N)
-apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_of<T>> line, int64_t packs, int64_t rows)
+apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_of<T>> line, int64_t packs, int rows)
 {
     using C = compute_of<T>;
     constexpr int V = PACK<T>;
-    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.y * blockDim.y;
+    int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int step = (int)(gridDim.y * blockDim.y);
     if (p >= packs) return;
     C centre[V], of_x[V], rest[V], of_g[V];
     read_line<T>(centre, line.centre, p);
     read_line<T>(of_x, line.of_x, p);
     read_line<T>(rest, line.rest, p);
     if constexpr (N == 2) read_line<T>(of_g, line.of_g, p);
-    for (int64_t row = rows - 1 - ((int64_t)blockIdx.y * blockDim.y + threadIdx.y); row >= 0; row -= DEEP<N> * step) {
+    for (int row = rows - 1 - (int)(blockIdx.y * blockDim.y + threadIdx.y); row >= 0; row -= DEEP<N> * step) {
         pack<T, V> read[DEEP<N>][N];
 #pragma unroll
         for (int d = 0; d < DEEP<N>; d++)
@@ -446,7 +447,7 @@ tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor 
         row_threads threads(packs);
         int64_t down = most(1, WRITING_BLOCKS * (5 - N) / threads.columns);
         dim3 grid((unsigned)threads.columns, (unsigned)least(down, parts_of(n, threads.block.y)));
-        return LAUNCH(j, (apply_to_rows<T, N>), grid, threads.block, 0, out, rows, line, packs, n);
+        return LAUNCH(j, (apply_to_rows<T, N>), grid, threads.block, 0, out, rows, line, packs, (int)n);
     }
     tr_device_tensor numbers = channel_numbers(y);
     const tr_device_tensor *tensors[N + 2] = {&y, in[0]};
