@@ -88,8 +88,21 @@ template <int V, class T> __device__ pack<T, V> &to(const images &i, const spot 
     return *(pack<T, V> *)((T *)i.data + plane(i, s) + within(i, s.y, s.x));
 }
 
+/* Reads packs from column k on, those that there are, so that their loads are under way together. */
+template <int AHEAD, int V, class T>
+__device__ inline void read_ahead(pack<T, V> (&to)[AHEAD], const T *row, int64_t step, int k, range columns)
+{
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++)
+        if (k + a < columns.end) to[a] = read<V>(row + (k + a) * step);
+}
+
+/* A row of a window of 3; and of the windows of 3 that lie 2 apart, those that hold a pixel. */
+constexpr int AHEAD = 3, GRAD_AHEAD = 2;
+
 /* The first of the largest; NaN is larger than all. at: its place in h*w. */
-template <class T, int V> __global__ void max_pool(images y, images at, images x, pooling p, grid_of_packs grid)
+template <class T, int V>
+__global__ void __launch_bounds__(BLOCK, 3) max_pool(images y, images at, images x, pooling p, grid_of_packs grid)
 {
     FOR_EACH_OF(e, grid.count)
     {
@@ -101,15 +114,19 @@ template <class T, int V> __global__ void max_pool(images y, images at, images x
 #pragma unroll
         for (int c = 0; c < V; c++) best.at[c] = rows.begin * p.columns.size + columns.begin;
         for (int i = rows.begin; i < rows.end; i++)
-#pragma unroll 4
-            for (int k = columns.begin; k < columns.end; k++) {
-                pack<T, V> value = read<V>(from + within(x, i, k));
+            for (int k = columns.begin; k < columns.end; k += AHEAD) {
+                pack<T, V> value[AHEAD];
+                read_ahead(value, from + within(x, i, 0), x.stride[3], k, columns);
 #pragma unroll
-                for (int c = 0; c < V; c++) {
-                    compute_of<T> before = wide(top.at[c]);
-                    if (wide(value.at[c]) <= before || before != before) continue;
-                    top.at[c] = value.at[c];
-                    best.at[c] = i * p.columns.size + k;
+                for (int a = 0; a < AHEAD; a++) {
+                    if (k + a >= columns.end) break;
+#pragma unroll
+                    for (int c = 0; c < V; c++) {
+                        compute_of<T> before = wide(top.at[c]);
+                        bool larger = !(wide(value[a].at[c]) <= before || before != before);
+                        top.at[c] = larger ? value[a].at[c] : top.at[c];
+                        best.at[c] = larger ? i * p.columns.size + k + a : best.at[c];
+                    }
                 }
             }
         to<V, T>(y, s) = top;
@@ -128,12 +145,17 @@ template <class T, int V> __global__ void max_pool_grad(images dx, images g, ima
         compute_of<T> sum[V] = {};
         pack<T, V> made;
         for (int oy = rows.begin; oy < rows.end; oy++)
-            for (int ox = columns.begin; ox < columns.end; ox++) {
-                pack<int32_t, V> place = read<V>(places + within(at, oy, ox));
-                pack<T, V> arrived = read<V>(from + within(g, oy, ox));
+            for (int ox = columns.begin; ox < columns.end; ox += GRAD_AHEAD) {
+                pack<int32_t, V> place[GRAD_AHEAD];
+                pack<T, V> arrived[GRAD_AHEAD];
+                read_ahead(place, places + within(at, oy, 0), at.stride[3], ox, columns);
+                read_ahead(arrived, from + within(g, oy, 0), g.stride[3], ox, columns);
 #pragma unroll
-                for (int c = 0; c < V; c++)
-                    if (place.at[c] == s.y * p.columns.size + s.x) sum[c] += wide(arrived.at[c]);
+                for (int a = 0; a < GRAD_AHEAD; a++)
+#pragma unroll
+                    for (int c = 0; c < V; c++)
+                        if (ox + a < columns.end && place[a].at[c] == s.y * p.columns.size + s.x)
+                            sum[c] += wide(arrived[a].at[c]);
             }
 #pragma unroll
         for (int c = 0; c < V; c++) made.at[c] = narrow<T>(sum[c]);
@@ -151,11 +173,15 @@ template <class T, int V> __global__ void avg_pool(images y, images x, pooling p
         compute_of<T> sum[V] = {}, size = (compute_of<T>)((int64_t)p.rows.length(rows) * p.columns.length(columns));
         pack<T, V> made;
         for (int i = rows.begin; i < rows.end; i++)
-#pragma unroll 4
-            for (int k = columns.begin; k < columns.end; k++) {
-                pack<T, V> value = read<V>(from + within(x, i, k));
+            for (int k = columns.begin; k < columns.end; k += AHEAD) {
+                pack<T, V> value[AHEAD];
+                read_ahead(value, from + within(x, i, 0), x.stride[3], k, columns);
 #pragma unroll
-                for (int c = 0; c < V; c++) sum[c] += wide(value.at[c]);
+                for (int a = 0; a < AHEAD; a++) {
+                    if (k + a >= columns.end) break;
+#pragma unroll
+                    for (int c = 0; c < V; c++) sum[c] += wide(value[a].at[c]);
+                }
             }
 #pragma unroll
         for (int c = 0; c < V; c++) made.at[c] = narrow<T>(sum[c] / size);
