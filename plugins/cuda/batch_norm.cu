@@ -88,7 +88,7 @@ tr_device_tensor channel_numbers(const tr_device_tensor &x)
 /* Of N = 1 tensor, x: of its numbers about a centre, which is the channel's first so that a large mean does not round
  * the variance away, and of their squares; as a part, their mean and the sum of squares about it. Of N = 2, x and g: of
  * g, and of g times x about its mean. */
-template <class C> struct sums { C first, second; };
+template <class C> struct alignas(2 * sizeof(C)) sums { C first, second; };
 
 struct sums_of_both {
     template <class C> __device__ sums<C> operator()(sums<C> a, sums<C> b) const
@@ -216,29 +216,54 @@ __global__ void sum_spread(cuts<compute_of<T>> cut, spread<T, N> in, const compu
 
 template <class C> struct affine_vectors { channel_vector weight, bias; C eps; };
 
-/* Blocks of 8 channels, 32 threads for each: parts are merged as Chan, Golub, LeVeque 1979 have it for two. */
-const dim3 finishing(8, 32);
+/* Blocks of 8 channels, 32 threads for each. */
+constexpr int CHANNELS_OF_BLOCK = 8;
+const dim3 finishing(CHANNELS_OF_BLOCK, BLOCK / CHANNELS_OF_BLOCK);
 
+/* All threads of a channel get the sum of theirs. */
+template <class A, class F> __device__ inline A add_in_block(A value, const F &add)
+{
+    __shared__ A shared[BLOCK / 32][CHANNELS_OF_BLOCK];
+    constexpr int LANES = 32 / CHANNELS_OF_BLOCK; /* of a warp, for a channel */
+    for (int mask = 16; mask >= CHANNELS_OF_BLOCK; mask /= 2) value = add(value, from_lane(value, mask));
+    if (threadIdx.y % LANES == 0) shared[threadIdx.y / LANES][threadIdx.x] = value;
+    __syncthreads();
+    value = shared[0][threadIdx.x];
+#pragma unroll
+    for (int warp = 1; warp < BLOCK / 32; warp++) value = add(value, shared[warp][threadIdx.x]);
+    __syncthreads(); /* before the next call writes there */
+    return value;
+}
+
+/* f(p, sums) for this thread's parts of channel c. */
+template <class C, class F> __device__ inline void each_part(const cuts<C> &cut, int64_t c, const F &f)
+{
+    constexpr int AT_ONCE = 8;
+    int parts = (int)cut.parts, step = (int)blockDim.y;
+    for (int p = (int)threadIdx.y; p < parts; p += AT_ONCE * step) {
+        sums<C> read[AT_ONCE];
+#pragma unroll
+        for (int d = 0; d < AT_ONCE; d++)
+            if (p + d * step < parts) read[d] = cut.of_part[(p + d * step) * cut.channels + c];
+#pragma unroll
+        for (int d = 0; d < AT_ONCE; d++)
+            if (p + d * step < parts) f(p + d * step, read[d]);
+    }
+}
+
+/* Parts are merged as Chan, Golub, LeVeque 1979 have it for two. */
 template <class C> __global__ void finish_moments(cuts<C> cut, affine_vectors<C> a, C *mean_to, C *var_to)
 {
-    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = cut.channels;
-    bool mine = c < n;
-    C weight = mine ? a.weight.of(c, C(1)) : C(1), bias = mine ? a.bias.of(c, C(0)) : C(0);
-    C about = mine ? cut.of_part[c].first : C(0), apart = 0, squares = 0, numbers = (C)(cut.numbers ? cut.numbers : 1);
-#pragma unroll 8
-    for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y) {
-        C count = (C)cut.numbers_of(p);
-        if (mine) apart += count * (cut.of_part[p * n + c].first - about);
-    }
-    C mean = about + reduce_in_group(apart, plus_of()) / numbers;
-#pragma unroll 8
-    for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y) {
-        C count = (C)cut.numbers_of(p);
-        sums<C> part = mine ? cut.of_part[p * n + c] : sums<C>{C(0), C(0)};
-        squares += part.second + count * (part.first - mean) * (part.first - mean);
-    }
-    squares = reduce_in_group(squares, plus_of());
-    if (!mine || threadIdx.y) return;
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, c = at < cut.channels ? at : 0;
+    C weight = a.weight.of(c, C(1)), bias = a.bias.of(c, C(0));
+    C about = cut.of_part[c].first, apart = 0, squares = 0, numbers = (C)(cut.numbers ? cut.numbers : 1);
+    each_part(cut, c, [&](int p, sums<C> part) { apart += (C)cut.numbers_of(p) * (part.first - about); });
+    C mean = about + add_in_block(apart, plus_of()) / numbers;
+    each_part(cut, c, [&](int p, sums<C> part) {
+        squares += part.second + (C)cut.numbers_of(p) * (part.first - mean) * (part.first - mean);
+    });
+    squares = add_in_block(squares, plus_of());
+    if (at >= cut.channels || threadIdx.y) return;
     C var = squares < C(0) ? C(0) : squares / numbers;
     mean_to[c] = mean;
     var_to[c] = var;
@@ -265,11 +290,14 @@ struct into_vector {
     tr_dtype dtype;
     int64_t step;
     bool accumulate;
+    /* What is added to. */
+    template <class C> __device__ C before(int64_t c) const
+    {
+        return at && accumulate ? load_as<C>(dtype, at, c * step) : C(0);
+    }
     template <class C> __device__ void put(int64_t c, C value) const
     {
-        if (!at) return;
-        if (accumulate) value += load_as<C>(dtype, at, c * step);
-        store_as<C>(dtype, at, c * step, value);
+        if (at) store_as<C>(dtype, at, c * step, value);
     }
 };
 
@@ -284,18 +312,17 @@ template <class C>
 __global__ void finish_sums(cuts<C> cut, affine_vectors<C> a, const C *mean, const C *var, bool frozen,
                             into_vector dweight, into_vector dbias)
 {
-    int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = cut.channels;
-    C rstd = c < n ? 1 / sqrt(var[c] + a.eps) : C(0), scale = c < n ? a.weight.of(c, C(1)) * rstd : C(0);
+    int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, c = at < cut.channels ? at : 0;
+    C centre = mean[c], around = var[c], weight = a.weight.of(c, C(1)); /* whose loads are under way with the parts' */
+    C dweight_before = dweight.before<C>(c), dbias_before = dbias.before<C>(c);
     sums<C> s = {C(0), C(0)};
-#pragma unroll 8
-    for (int64_t p = threadIdx.y; p < cut.parts; p += blockDim.y)
-        if (c < n) s = sums_of_both()(s, cut.of_part[p * n + c]);
-    s = reduce_in_group(s, sums_of_both());
-    if (c >= n || threadIdx.y) return;
-    C numbers = (C)cut.numbers;
-    dweight.put(c, s.second * rstd);
-    dbias.put(c, s.first);
-    cut.line.centre[c] = frozen ? C(0) : mean[c];
+    each_part(cut, c, [&](int, sums<C> part) { s = sums_of_both()(s, part); });
+    s = add_in_block(s, sums_of_both());
+    if (at >= cut.channels || threadIdx.y) return;
+    C rstd = 1 / sqrt(around + a.eps), scale = weight * rstd, numbers = (C)cut.numbers;
+    dweight.put(c, dweight_before + s.second * rstd);
+    dbias.put(c, dbias_before + s.first);
+    cut.line.centre[c] = frozen ? C(0) : centre;
     cut.line.of_x[c] = frozen ? scale : -scale * rstd * rstd * s.second / numbers;
     cut.line.rest[c] = frozen ? C(0) : -scale * s.first / numbers;
     cut.line.of_g[c] = scale;
@@ -366,20 +393,18 @@ __global__ void apply_to_spread(T *y, const T *x, const T *g, walk<N + 2> w, lin
 
 /* ---- batch_norm_move: running statistics ------------------------------------------------------------------------- */
 
-template <class C> __device__ inline void move_towards(const into_vector &running, int64_t c, C stays, C batch)
-{
-    running.put(c, stays * load_as<C>(running.dtype, running.at, c * running.step) + batch);
-}
-
+/* The running statistics are what is added to, after they have been multiplied by `stays`. */
 template <class C>
-__global__ void move_statistics(into_vector running_mean, into_vector running_var, int64_t *batches, channel_vector mean,
+__global__ void move_statistics(into_vector to_mean, into_vector to_var, int64_t *batches, channel_vector mean,
                                 channel_vector var, int64_t n, C stays, C of_mean, C of_var)
 {
     if (batches && blockIdx.x == 0 && threadIdx.x == 0) *batches += 1;
     FOR_EACH_OF(c, n)
     {
-        move_towards(running_mean, c, stays, of_mean * mean.of(c, C(0)));
-        move_towards(running_var, c, stays, of_var * var.of(c, C(0)));
+        C new_mean = stays * to_mean.before<C>(c) + of_mean * mean.of(c, C(0));
+        C new_var = stays * to_var.before<C>(c) + of_var * var.of(c, C(0));
+        to_mean.put(c, new_mean);
+        to_var.put(c, new_var);
     }
 }
 
@@ -518,7 +543,7 @@ tr_status cuda_batch_norm_move(const job &j)
     int64_t n = numel(j.in(0));
     return for_compute(j.in(0).dtype, [&](auto t) {
         using C = typename decltype(t)::type;
-        return LAUNCH(j, move_statistics<C>, grid_for(n), BLOCK, 0, vector_to(j, 0, false), vector_to(j, 1, false),
+        return LAUNCH(j, move_statistics<C>, grid_for(n), BLOCK, 0, vector_to(j, 0, true), vector_to(j, 1, true),
                       j.has_out(2) ? (int64_t *)j.out(2).data : nullptr, vector_of(j, 0), vector_of(j, 1), n,
                       (C)(1 - a.momentum), (C)a.momentum, (C)(a.momentum * a.unbiased));
     });

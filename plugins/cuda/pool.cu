@@ -97,8 +97,8 @@ __device__ inline void read_ahead(pack<T, V> (&to)[AHEAD], const T *row, int64_t
         if (k + a < columns.end) to[a] = read<V>(row + (k + a) * step);
 }
 
-/* A row of a window of 3; and of the windows of 3 that lie 2 apart, those that hold a pixel. */
-constexpr int AHEAD = 3, GRAD_AHEAD = 2;
+/* Rows of windows of 3, and of means over images of 7; and of the windows of 3 that lie 2 apart, those that hold a pixel. */
+constexpr int MAX_AHEAD = 3, AVG_AHEAD = 7, GRAD_AHEAD = 2;
 
 /* The first of the largest; NaN is larger than all. at: its place in h*w. */
 template <class T, int V>
@@ -114,11 +114,11 @@ __global__ void __launch_bounds__(BLOCK, 3) max_pool(images y, images at, images
 #pragma unroll
         for (int c = 0; c < V; c++) best.at[c] = rows.begin * p.columns.size + columns.begin;
         for (int i = rows.begin; i < rows.end; i++)
-            for (int k = columns.begin; k < columns.end; k += AHEAD) {
-                pack<T, V> value[AHEAD];
+            for (int k = columns.begin; k < columns.end; k += MAX_AHEAD) {
+                pack<T, V> value[MAX_AHEAD];
                 read_ahead(value, from + within(x, i, 0), x.stride[3], k, columns);
 #pragma unroll
-                for (int a = 0; a < AHEAD; a++) {
+                for (int a = 0; a < MAX_AHEAD; a++) {
                     if (k + a >= columns.end) break;
 #pragma unroll
                     for (int c = 0; c < V; c++) {
@@ -173,11 +173,11 @@ template <class T, int V> __global__ void avg_pool(images y, images x, pooling p
         compute_of<T> sum[V] = {}, size = (compute_of<T>)((int64_t)p.rows.length(rows) * p.columns.length(columns));
         pack<T, V> made;
         for (int i = rows.begin; i < rows.end; i++)
-            for (int k = columns.begin; k < columns.end; k += AHEAD) {
-                pack<T, V> value[AHEAD];
+            for (int k = columns.begin; k < columns.end; k += AVG_AHEAD) {
+                pack<T, V> value[AVG_AHEAD];
                 read_ahead(value, from + within(x, i, 0), x.stride[3], k, columns);
 #pragma unroll
-                for (int a = 0; a < AHEAD; a++) {
+                for (int a = 0; a < AVG_AHEAD; a++) {
                     if (k + a >= columns.end) break;
 #pragma unroll
                     for (int c = 0; c < V; c++) sum[c] += wide(value[a].at[c]);
@@ -200,10 +200,11 @@ template <class T, int V> __global__ void avg_pool_grad(images dx, images g, poo
         pack<T, V> made;
         for (int oy = rows.begin; oy < rows.end; oy++)
             for (int ox = columns.begin; ox < columns.end; ox++) {
-                int64_t size = (int64_t)p.rows.length(p.rows.window(oy)) * p.columns.length(p.columns.window(ox));
+                compute_of<T> height = (compute_of<T>)p.rows.length(p.rows.window(oy));
+                compute_of<T> share = 1 / (height * (compute_of<T>)p.columns.length(p.columns.window(ox)));
                 pack<T, V> arrived = read<V>(from + within(g, oy, ox));
 #pragma unroll
-                for (int c = 0; c < V; c++) sum[c] += wide(arrived.at[c]) / (compute_of<T>)size;
+                for (int c = 0; c < V; c++) sum[c] += wide(arrived.at[c]) * share;
             }
 #pragma unroll
         for (int c = 0; c < V; c++) made.at[c] = narrow<T>(sum[c]);
