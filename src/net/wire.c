@@ -73,10 +73,9 @@ static bool flush(tr__wire *w, bool more)
     return true;
 }
 
-/* Takes some of what has come from the socket, for a reader of so many bytes: as recv(). */
-static ssize_t take_records(tr__wire *w, size_t wanted)
+/* Takes some of what has come from the socket: as recv(). */
+static ssize_t take_records(tr__wire *w, size_t most)
 {
-    size_t most = wanted <= LITTLE ? LITTLE : PART;
     char *records = tr__tls_room(w->tls, most);
     ssize_t got = -1;
     errno = ENOMEM;
@@ -92,9 +91,11 @@ int tr__wire_shake_hands(tr__wire *w)
         int done = tr__tls_handshake(w->tls);
         if (!flush(w, false) || done < 0) return -1; /* what does not fit into an empty socket never will */
         if (done > 0) break;
-        ssize_t got = take_records(w, 0);
+        if (w->heard == TR__TLS_HANDSHAKE_MAX) return -1;
+        ssize_t got = take_records(w, TR__TLS_HANDSHAKE_MAX - w->heard); /* what follows it at once may wait in the socket */
         if (got < 0 && tr__wire_would_block()) return 0;
-        if (got <= 0 || (w->heard += (size_t)got) > TR__TLS_HANDSHAKE_MAX) return -1;
+        if (got <= 0) return -1;
+        w->heard += (size_t)got;
     }
     return 1;
 }
@@ -141,7 +142,7 @@ static ssize_t receive_some(tr__wire *w, char *bytes, size_t most)
             errno = EBADMSG;
             return -1;
         }
-        ssize_t got = take_records(w, most);
+        ssize_t got = take_records(w, most <= LITTLE ? LITTLE : PART);
         if (got <= 0) return got;
     }
 }
