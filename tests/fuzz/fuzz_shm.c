@@ -4,8 +4,9 @@
  * against memory that nobody writes: its peer has made the same call and goes along with everything, but for what the input
  * changes. The reader must neither crash nor read or write beyond what it was shown, and ends within its timeouts.
  *
- * The first byte says which collective, the second how long it is, and which parts of what the peer shows are shared. Then
- * follow pieces: where to (control segment, stream, socket), an offset in two bytes, a length, so many bytes.
+ * The first byte says which collective, the second how long it is, which parts of what the peer shows are shared, whether ours
+ * are, and whether ranks may read each other's private memory (that of the peer is not there). Then follow pieces: where to
+ * (control segment, stream, socket), an offset in two bytes, a length, so many bytes.
  */
 /* fuzz: 600, soak: 100000 */
 #include "fuzz.h"
@@ -31,6 +32,7 @@ typedef struct peer {
     tr_collective c;
     int64_t counts[2], offsets[2];
     float *in, *out; /* ours */
+    bool shared;     /* they are */
 } peer;
 
 /* ---- Inputs -------------------------------------------------------------------------------------------------------- */
@@ -70,6 +72,12 @@ size_t fuzz_seed(uint32_t number, uint8_t bytes[FUZZ_SEED])
         tr__shm_message m = {.magic = TR__SHM_MAGIC, .type = TR__SHM_SEGMENT + number / 8 % 7, .rank = 1,
             .group = number % 16 / 4 ? 1 : 77, .id = SEGMENT + number / 64 % 3, .bytes = words[value]};
         used = add(bytes, used, 2, number / 128 % 3, &m, offsetof(tr__shm_message, cookie));
+    }
+    if (number % 8 == 7) { /* a long buffer that is nowhere, where addresses count */
+        static const size_t shown[] = {offsetof(tr__shm_control, staging), offsetof(tr__shm_control, slots[1].in),
+            offsetof(tr__shm_control, slots[1].out)};
+        bytes[1] |= 1 | 16;
+        used = add(bytes, used, 0, shown[number / 9 % 3], (uint64_t[2]){0, 0}, 2 * sizeof(uint64_t));
     }
     return used;
 }
@@ -152,7 +160,7 @@ static void say(peer *p, const uint8_t *bytes, size_t count)
 
 /* ---- Our rank ------------------------------------------------------------------------------------------------------ */
 
-static void make_peer(peer *p)
+static void make_peer(peer *p, uint8_t how)
 {
     int ends[2];
     tr__endpoint_record record;
@@ -170,8 +178,10 @@ static void make_peer(peer *p)
     p->t->peers[1].link->page = p->page;
     p->t->peers[1].control = p->control;
     p->socket = ends[1];
-    p->in = calloc(2 * LONG, sizeof *p->in);
-    p->out = calloc(2 * LONG, sizeof *p->out);
+    p->t->endpoint->crosses = how & 16;
+    p->shared = how & 32;
+    p->in = p->shared ? tr_shared_alloc(2 * LONG * sizeof *p->in) : calloc(2 * LONG, sizeof *p->in);
+    p->out = p->shared ? tr_shared_alloc(2 * LONG * sizeof *p->out) : calloc(2 * LONG, sizeof *p->out);
     FUZZ_CHECK(p->in && p->out);
 }
 
@@ -202,7 +212,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     peer p = {0};
     if (count < 2) return 0;
     int64_t began = tr__now_ns();
-    make_peer(&p);
+    make_peer(&p, bytes[1]);
     p.c = choose(&p, bytes[0], bytes[1]);
     go_along(&p, bytes[1]);
     tr__shm_message segment = {.magic = TR__SHM_MAGIC, .type = TR__SHM_SEGMENT, .rank = 1, .id = SEGMENT, .bytes = AREA};
@@ -220,8 +230,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     tr__failure_free(p.failure);
     free(p.control);
     free(p.page);
-    free(p.in);
-    free(p.out);
+    if (!p.shared) free(p.in), free(p.out);
+    else tr_shared_free(p.in), tr_shared_free(p.out);
     FUZZ_CHECK(tr__now_ns() - began < HANG_MS * (int64_t)1000000);
     return 0;
 }

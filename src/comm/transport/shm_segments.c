@@ -90,7 +90,7 @@ tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place p
 {
     tr__shm_peer *peer = &t->peers[rank];
     *view = (tr__shm_view){.address = place.offset};
-    if (!place.segment && t->endpoint->crosses) return TR_OK;
+    if (!place.segment && place.offset && t->endpoint->crosses) return TR_OK;
     uint64_t version = atomic_load(&t->endpoint->version); /* nothing is unmapped while a collective runs */
     if (peer->seen.id != place.segment || peer->seen_version != version) {
         TR__TRY(look_up(t, &call->began, call->timeout_ms, peer, place.segment, &peer->seen));
