@@ -417,6 +417,64 @@ static void each_call_that_fails_is_told(void **state)
     must_pass(ranks, 2);
 }
 
+/* A group's communicator that fails when its part is there: in the thread of each rank. */
+static __typeof__(ncclCommGetAsyncError) *real_state;
+static __typeof__(ncclCommAbort) *real_abort;
+static _Thread_local ncclComm_t *place, part;
+static atomic_int parts, aborted;
+
+static ncclResult_t watched_split(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config)
+{
+    place = made;
+    return real_split(comm, color, key, made, config);
+}
+
+static ncclResult_t state_after_split(ncclComm_t comm, ncclResult_t *state)
+{
+    ncclResult_t result = real_state(comm, state);
+    if (!place || !*place) return result;
+    part = *place;
+    place = NULL;
+    parts++;
+    *state = ncclInternalError;
+    return result;
+}
+
+static ncclResult_t counted_abort(ncclComm_t comm)
+{
+    aborted += comm == part;
+    return real_abort(comm);
+}
+
+static tr_status split_in_vain(rank *r)
+{
+    tr_group *group = join(r, "nccl");
+    TRY(tr_status_of(group));
+    tr_status status = tr_status_of(tr_group_split(group, 0, 0));
+    (void)!tr_leave(group);
+    return status == TR_OK ? tr_fail(TR_INTERNAL, "a group within one that has failed") : TR_OK;
+}
+
+static void a_part_of_a_group_that_fails_is_ended(void **state)
+{
+    (void)state;
+    rank ranks[RANKS];
+    const tr__nccl_library *found;
+    assert_int_equal(tr__nccl_open(&found), TR_OK);
+    tr__nccl_library real = *found, *library = (tr__nccl_library *)found;
+    real_split = real.ncclCommSplit;
+    real_state = real.ncclCommGetAsyncError;
+    real_abort = real.ncclCommAbort;
+    library->ncclCommSplit = watched_split;
+    library->ncclCommGetAsyncError = state_after_split;
+    library->ncclCommAbort = counted_abort;
+    run_ranks(ranks, 2, split_in_vain, 60000);
+    *library = real;
+    must_pass(ranks, 2);
+    assert_true(parts > 0);
+    assert_int_equal(aborted, parts);
+}
+
 /* With .check both ranks are told before any data has moved that rank 1 gives one number less, and at once that it
  * gives up. */
 static tr_status differ(rank *r)
@@ -581,6 +639,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(messages_and_groups_stay_on_the_ranks_gpus),
         cmocka_unit_test(a_removed_wait_for_an_event_gives_wrong_numbers),
         cmocka_unit_test(each_call_that_fails_is_told),
+        cmocka_unit_test(a_part_of_a_group_that_fails_is_ended),
         cmocka_unit_test(calls_that_differ_are_named),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
         cmocka_unit_test(a_process_that_dies_is_told),
