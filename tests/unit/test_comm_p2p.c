@@ -1,8 +1,11 @@
 /* Sends and receives, and lists of works, with threads as ranks: any size, any order, both ways at once, beside
  * collectives; what does not match, and ranks that leave or stay away. */
+#include "comm/group.h"
+#include "comm/transport/shm_channel.h"
 #include "comm_ranks.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -299,6 +302,55 @@ static void a_dropped_group_gives_its_messages_up(void **state)
     run(2, drop, NULL);
 }
 
+/* Of a send that was given up, the buffer is the program's again, and the receiver may not have heard of it. */
+static atomic_int stage; /* of both ranks */
+
+static void await_stage(int wanted)
+{
+    while (atomic_load(&stage) < wanted) sched_yield();
+}
+
+static void give_up(rank *r)
+{
+    enum { COUNT = 100000 };
+    float *x = tr_shared_alloc(COUNT * sizeof *x);
+    CHECK(x);
+    for (int i = 0; i < COUNT; i++) x[i] = 1;
+    tr__shm *shm;
+    struct tr__tcp *tcp;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    if (r->number == 0) {
+        OK(tr_send(r->group, x, COUNT, .peer = 1)); /* makes the ring */
+        await_stage(1);
+        TR_SCOPE;
+        tr_work *work = tr_send_async(r->group, x, COUNT, .peer = 1);
+        await_stage(2);
+        tr_abort(r->group, "enough");
+        CHECK(tr_wait(work) != TR_OK);
+        for (int i = 0; i < COUNT; i++) x[i] = 2;
+        atomic_store(&stage, 3);
+    } else {
+        OK(tr_recv(r->group, x, COUNT, .peer = 0));
+        const tr__shm_channel *ring = atomic_load(&shm->peers[0].inbound);
+        uint64_t before = atomic_load(&ring->written);
+        pthread_mutex_lock(&shm->endpoint->hearing); /* its monitor comes no further */
+        atomic_store(&stage, 1);
+        while (atomic_load(&ring->written) == before) sched_yield();
+        atomic_store(&stage, 2);
+        await_stage(3);
+        tr_status status = tr_recv(r->group, x, COUNT, .peer = 0, .timeout_ms = 500);
+        pthread_mutex_unlock(&shm->endpoint->hearing);
+        CHECK(status != TR_OK);
+    }
+    tr_shared_free(x);
+}
+
+static void what_a_rank_has_given_up_is_not_received(void **state)
+{
+    (void)state;
+    run(2, give_up, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +363,7 @@ int main(void)
         cmocka_unit_test(messages_that_differ_are_errors_on_both_sides),
         cmocka_unit_test(a_receive_without_a_message_is_a_timeout),
         cmocka_unit_test(a_dropped_group_gives_its_messages_up),
+        cmocka_unit_test(what_a_rank_has_given_up_is_not_received),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

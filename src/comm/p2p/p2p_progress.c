@@ -53,6 +53,7 @@ static tr_status say_with_call(tr__p2p *p, const tr__p2p_op *op)
 
 static void end_all(tr__p2p *p)
 {
+    (void)!tr__failure_break(p->failure); /* the peers can see it before the buffers of sends are the program's */
     tr__p2p_drop_all(p, say_with_call);
     tr__recorder_held(p->recorder, NULL);
 }

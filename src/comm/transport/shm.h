@@ -327,8 +327,8 @@ extern const tr__attached tr__shm_attached;
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared);
 /* What a place of a peer is here; waits until its segment has come. */
 tr_status tr__shm_find(tr__shm *t, tr__shm_call *call, int rank, tr__shm_place place, size_t bytes, tr__shm_view *view);
-/* As show and find, of any thread: place->segment is 0 for memory that is not shared; copies out what a peer shows.
- * began: since when the call waits; 0: it did not yet. */
+/* As show and find, of any thread: place->segment is 0 for memory that is not shared; copies out what a peer shows, unless it has
+ * given the group up. began: since when the call waits; 0: it did not yet. */
 tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place);
 tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes, void *to, int64_t began,
     int timeout_ms);
@@ -411,6 +411,8 @@ void tr__shm_cross_end(tr__shm *t);
 /* Copies a rank's private memory, or writes to it, while crossing; ends that when it fails. */
 tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to);
 tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from);
+/* A rank has died, or given the group up: fails with the reason, which is known or on its way. */
+tr_status tr__shm_lost(tr__shm *t, const tr__shm_peer *peer, int timeout_ms);
 /* After a call that crossed: did no peer give it up before we were done with its buffers? */
 tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call);
 /* Shall the peers reach our private buffer of this call where it lies? Asked once in each call that has one. */

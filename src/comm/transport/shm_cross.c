@@ -71,10 +71,9 @@ void tr__shm_note_private(tr__shm *t, const void *buffer, size_t bytes)
 
 /* ---- Crossing ----------------------------------------------------------------------------------------------------- */
 
-/* The rank has died, or given the call up: the reason is known or on its way. */
-static tr_status lost(tr__shm *t, const tr__shm_call *call, const tr__shm_peer *peer)
+tr_status tr__shm_lost(tr__shm *t, const tr__shm_peer *peer, int timeout_ms)
 {
-    TR__TRY(tr__shm_await_reason(t, call->timeout_ms));
+    TR__TRY(tr__shm_await_reason(t, timeout_ms));
     return tr__fail(TR_PEER, "rank %d (pid %ld) gave up in the middle of a call", peer->rank, peer->pid);
 }
 
@@ -85,7 +84,7 @@ tr_status tr__shm_cross(tr__shm *t, const tr__shm_call *call, int rank)
     for (int i = first; i <= last; i++)
         if (i != t->rank && atomic_load(&t->peers[i].control->withdrew)) {
             tr__shm_cross_end(t);
-            return lost(t, call, &t->peers[i]);
+            return tr__shm_lost(t, &t->peers[i], call->timeout_ms);
         }
     return TR_OK;
 }
@@ -100,7 +99,7 @@ tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call)
     atomic_thread_fence(memory_order_acquire); /* after what has been read of the buffers */
     for (int rank = 0; rank < t->world_size; rank++)
         if (atomic_load_explicit(&t->peers[rank].control->withdrew, memory_order_relaxed) == call->sequence)
-            return lost(t, call, &t->peers[rank]);
+            return tr__shm_lost(t, &t->peers[rank], call->timeout_ms);
     return TR_OK;
 }
 
@@ -137,7 +136,8 @@ static tr_status copy(tr__shm *t, const tr__shm_call *call, int rank, uint64_t a
                        : tr__endpoint_write(t->endpoint, place, address + at, piece, from + at);
         if (!error) continue;
         tr__shm_cross_end(t);
-        return error == ESRCH ? lost(t, call, peer) : fault(t, rank, address + at, piece, to ? "read" : "written", error);
+        return error == ESRCH ? tr__shm_lost(t, peer, call->timeout_ms)
+                              : fault(t, rank, address + at, piece, to ? "read" : "written", error);
     }
     return TR_OK;
 }

@@ -108,7 +108,11 @@ tr_status tr__shm_fetch(tr__shm *t, int rank, tr__shm_place place, size_t bytes,
     tr__shm_use(t);
     tr_status status = look_up(t, &began, timeout_ms, peer, place.segment, &mapping);
     if (status == TR_OK) status = place_in(peer, &mapping, place, bytes, &from);
-    if (status == TR_OK) memcpy(to, from, bytes);
+    if (status == TR_OK) {
+        memcpy(to, from, bytes);
+        atomic_thread_fence(memory_order_acquire); /* what it gives up is its program's again, to be changed */
+        if (atomic_load(&peer->control->gave_up)) status = tr__shm_lost(t, peer, timeout_ms);
+    }
     tr__shm_idle(t);
     return status;
 }
