@@ -84,6 +84,13 @@ for mpi in openmpi mpich; do
     expect 2 2 'rank [01]: .*recv (f32\[4\] from .*the program dropped the group' dropped mpi
     kill_one mpi
     kill_one
+    # The ranks' store has a secret, by which they encrypt, also where their token is empty; one that is too long is an error.
+    export TRIREME_ENCRYPT=1 TRIREME_TOKEN=
+    expect 2 2 'of 2: where: well' where
+    TRIREME_TOKEN=$(printf %0300d 0)
+    ! (launch 2 "$program" where) >"$work/out" 2>&1 || fail "joined with a token of 300 bytes"
+    grep -q 'a token has 1 … 256 bytes, not 300' "$work/out" || fail "does not say what a token has"
+    unset TRIREME_ENCRYPT TRIREME_TOKEN
     tested="$tested $mpi"
     [ $mpi != "$own" ] || continue
     # Messages of many pieces, and a receive that ends where a piece does.

@@ -8,6 +8,7 @@
 #include "comm/algo/reduce.h"
 #include "comm/backend/mpi.h"
 #include "comm/rendezvous.h"
+#include "net/tls.h"
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -209,12 +210,14 @@ tr_status tr__mpi_start(const tr__mpi_library **library)
 
 /* ---- The job's store --------------------------------------------------------------------------------------------- */
 
+enum { RANDOM_TOKEN = 65 }; /* with its end */
+
 /* What rank 0 tells the others. */
 typedef struct bootstrap {
     tr_status status;
     int port;
     char host[256];
-    char token[65];
+    char token[TR__TOKEN_MAX + 1];
     char failure[400];
 } bootstrap;
 
@@ -244,12 +247,11 @@ static tr_status serve(const char *token, int timeout_ms, bootstrap *boot)
         strcpy(boot->host, address);
     else
         TR__TRY(own_address(boot->host, sizeof boot->host));
-    if (token && strlen(token) < sizeof boot->token)
-        strcpy(boot->token, token);
-    else
-        TR__TRY(tr__random_text(boot->token, sizeof boot->token));
+    if (!token || !*token) TR__TRY(tr__random_text(boot->token, RANDOM_TOKEN));
+    else snprintf(boot->token, sizeof boot->token, "%s", token);
     TR_SCOPE;
-    tr_store *store = tr_store_tcp(boot->host, 0, .serve = true, .token = boot->token, .timeout_ms = timeout_ms);
+    tr_store *store = tr_store_tcp(boot->host, 0, .serve = true, .token = token && *token ? token : boot->token,
+        .timeout_ms = timeout_ms);
     TR__TRY(tr_status_of(store));
     boot->port = tr_store_port(store);
     mpi.store = tr__ref(store);
