@@ -25,7 +25,7 @@ struct pollfd;
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 8 }; /* "TRM1" */
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 9 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
  * BLOCKS and STREAMS (a channel) carry a descriptor, unless both live in one process. */

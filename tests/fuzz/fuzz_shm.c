@@ -120,7 +120,7 @@ static void go_along(const peer *p, uint8_t how)
     uint32_t way = how & 1 ? (how & 8 ? TR__SHM_PLACED : 0) : TR__SHM_INLINED;
     tr__shm_slot *slot = &theirs->slots[1];
     tr__signature s;
-    *theirs = (tr__shm_control){.magic = TR__SHM_MAGIC, .rank = 1, .world_size = 2};
+    *theirs = (tr__shm_control){.magic = TR__SHM_MAGIC};
     tr__signature_of(&p->c, 2, 1, &s);
     tr__shm_sign(&slot->call, slot->file, &p->c, way);
     slot->in = slot->out = (tr__shm_place){SEGMENT, 64};

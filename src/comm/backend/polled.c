@@ -295,19 +295,14 @@ void tr__polled_start(void *state, tr_work *work, bool driven)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Works until this one is done, or (NULL) all are. */
-static void work_until(tr__polled *p, const tr_work *work)
+void tr__polled_drive(void *state, const tr_work *work)
 {
+    tr__polled *p = state;
     for (int64_t began = tr__now_ns(); work ? !tr_work_done((tr_work *)work) : tr__polled_pending(p); rest(tr__now_ns() - began)) {
         pthread_mutex_lock(&p->lock);
         work_once(p);
         pthread_mutex_unlock(&p->lock);
     }
-}
-
-void tr__polled_drive(void *state, const tr_work *work)
-{
-    work_until(state, work);
 }
 
 bool tr__polled_pending(void *state)
@@ -381,7 +376,7 @@ tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member,
 void tr__polled_leave(void *state)
 {
     tr__polled *p = state;
-    work_until(p, NULL);
+    tr__polled_drive(p, NULL);
     pthread_mutex_lock(&p->lock);
     p->stopping = true;
     pthread_cond_signal(&p->wanted);

@@ -85,7 +85,7 @@ void tr__polled_end(tr__polled *p, tr__transfer *t, tr_status status);
 tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member, void **state);
 tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence);
 void tr__polled_start(void *state, tr_work *work, bool driven);
-void tr__polled_drive(void *state, const tr_work *work);
+void tr__polled_drive(void *state, const tr_work *work); /* NULL: until all are done */
 bool tr__polled_pending(void *state);
 void tr__polled_give_up(void *state);
 void tr__polled_leave(void *state);

@@ -16,10 +16,8 @@
 /* Without memory for the message a peer finds out by its own timeout. */
 static void tell_all(tr__shm *t, const tr__shm_message *message)
 {
-    for (int rank = 0; rank < t->world_size; rank++) {
-        tr_status posted = rank == t->rank ? TR_OK : tr__shm_post(t, &t->peers[rank], message, -1);
-        (void)posted;
-    }
+    for (int rank = 0; rank < t->world_size; rank++)
+        if (rank != t->rank) (void)!tr__shm_post(t, &t->peers[rank], message, -1);
     tr__endpoint_kick(t->endpoint);
 }
 
@@ -111,8 +109,8 @@ static tr_status attach(tr__shm *t, tr__endpoint *e, uint64_t id)
 /* Who it is, of how many; attachment->members says what the others are to the endpoint. */
 static void take_places(tr__shm *t, int rank, int world_size)
 {
-    t->rank = t->control->rank = rank;
-    t->world_size = t->control->world_size = world_size;
+    t->rank = rank;
+    t->world_size = world_size;
     for (int i = 0; i < world_size; i++) {
         tr__shm_peer *peer = &t->peers[i];
         *peer = (tr__shm_peer){.rank = i, .link = &t->endpoint->peers[t->attachment->members[i]]};

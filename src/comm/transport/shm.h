@@ -116,7 +116,6 @@ typedef struct tr__shm_stuck {
  * group, alike on all ranks; each collective takes as many as it needs. */
 typedef struct tr__shm_control {
     uint32_t magic;
-    int32_t rank, world_size;
     atomic_uchar gave_up;                        /* not 0: the group is broken for its rank, which has said why or will */
     _Atomic uint64_t withdrew;                   /* the call that failed there, whose buffers are the program's again; 0: none */
     _Alignas(TR__CACHE_LINE) atomic_uint bell;   /* futex word: its rank sleeps on it, peers and its monitor ring it */

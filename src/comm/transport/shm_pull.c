@@ -26,14 +26,18 @@ static bool gets_from(const tr__shm *t, const tr__shm_call *call, int rank)
 
 /* ---- Blocks of different lengths --------------------------------------------------------------------------------- */
 
+/* The longest block that a rank gives. */
+static int64_t longest_of(const tr__shm *t, const tr__shm_call *call, int rank)
+{
+    return call->kind->variable ? tr__shm_slot_of(t, call, rank)->longest : call->c->count;
+}
+
 /* What a peer gives us: elements from the beginning of what it publishes. */
 static tr__shm_block given(const tr__shm *t, const tr__shm_call *call, int rank)
 {
-    const tr_collective *c = call->c;
     if (call->kind->variable && call->kind->in_blocks)
         return tr__shm_table(t->peers[rank].control, t->world_size, call->sequence)[t->rank];
-    int64_t count = call->kind->variable ? tr__shm_slot_of(t, call, rank)->longest : c->count;
-    return (tr__shm_block){call->kind->in_blocks ? t->rank * c->count : 0, count};
+    return (tr__shm_block){call->kind->in_blocks ? t->rank * call->c->count : 0, longest_of(t, call, rank)};
 }
 
 /* Does everyone give us what we expect? Of all_gather_v the signatures have told. */
@@ -86,12 +90,6 @@ static tr_status pull_chunk(tr__shm *t, tr__shm_call *call, int64_t index)
     }
     tr__shm_signal(t, TR__SHM_DONE, tr__shm_step(t, index));
     return TR_OK;
-}
-
-/* The longest block that a rank gives. */
-static int64_t longest_of(const tr__shm *t, const tr__shm_call *call, int rank)
-{
-    return call->kind->variable ? tr__shm_slot_of(t, call, rank)->longest : call->c->count;
 }
 
 /* Chunks of the blocks that we get, as long as we expect them. */
