@@ -69,24 +69,85 @@ __global__ static void embedding_keys(entry *entries, int64_t padded, ids_of ids
     }
 }
 
-struct dense_rows { axis at; int64_t step; };
+/* The gradient's rows, and where their sums go. Each id's positions are a run of the sorted entries. A run that lies in one
+ * CHUNK of them is added up by one block; of a longer one each chunk's part is, and then the parts are. */
+constexpr int64_t CHUNK = 32;
 
-template <class T>
-__global__ void embedding_grad(tr_dtype dtype, void *dweight, int64_t row, int64_t step, const T *g, dense_rows from,
-    const entry *entries, int64_t n, int64_t d, bool accumulate)
-{
-    using C = compute_of<T>;
-    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) {
-        entry first = entries[i];
-        if (first.at == INT64_MAX || (i && entries[i - 1].key == first.key)) continue;
-        for (int64_t c = threadIdx.x; c < d; c += blockDim.x) {
-            int64_t to = (int64_t)first.key * row + c * step;
-            C sum = accumulate ? load_as<C>(dtype, dweight, to) : C(0);
-            for (int64_t k = i; k < n && entries[k].key == first.key; k++)
-                sum += wide(g[from.at.at(entries[k].at) + c * from.step]);
-            store_as<C>(dtype, dweight, to, sum);
+struct embedding_sums {
+    axis from;
+    int64_t from_step, row, step, n, d;
+    tr_dtype dtype;
+    void *dweight;
+    bool accumulate;
+    const entry *entries;
+
+    __device__ bool same(int64_t i, uint64_t key) const { return i < n && entries[i].key == key; }
+
+    /* V columns of an id's row. */
+    template <int V, class C> __device__ void put(uint64_t key, int64_t column, const C *sums) const
+    {
+        for (int e = 0; e < V; e++) {
+            int64_t to = (int64_t)key * row + (column + e) * step;
+            store_as<C>(dtype, dweight, to, (accumulate ? load_as<C>(dtype, dweight, to) : C(0)) + sums[e]);
         }
     }
+};
+
+/* parts: [chunks][2][d], of the run that comes from the chunk before, and of the one that goes on in the next. A thread has
+ * V columns. */
+template <class T, int V>
+__global__ void embedding_grad(const T *g, const __grid_constant__ embedding_sums s, compute_of<T> *parts)
+{
+    using C = compute_of<T>;
+    constexpr int AT_ONCE = 4;
+    for (int64_t i = blockIdx.x; i < s.n; i += gridDim.x) {
+        entry first = s.entries[i];
+        bool begins = i == 0 || s.entries[i - 1].key != first.key;
+        if (first.at == INT64_MAX || (!begins && i % CHUNK)) continue;
+        int64_t end = (i / CHUNK + 1) * CHUNK < s.n ? (i / CHUNK + 1) * CHUNK : s.n;
+        bool ends = !s.same(end - 1, first.key) || !s.same(end, first.key);
+        for (int64_t c = (int64_t)threadIdx.x * V; c < s.d; c += blockDim.x * V) {
+            C sums[V] = {};
+            bool goes_on = true;
+            for (int64_t k = i; goes_on && k < end; k += AT_ONCE) {
+                pack<T, V> read[AT_ONCE];
+                bool in[AT_ONCE];
+#pragma unroll
+                for (int u = 0; u < AT_ONCE; u++) {
+                    in[u] = k + u < end && s.entries[k + u].key == first.key;
+                    if (in[u])
+                        read[u] = *(const pack<T, V> *)(g + s.from.at(s.entries[k + u].at) + c * s.from_step);
+                }
+#pragma unroll
+                for (int u = 0; u < AT_ONCE; u++)
+                    if (in[u])
+                        for (int e = 0; e < V; e++) sums[e] += wide(read[u].at[e]);
+                goes_on = in[AT_ONCE - 1];
+            }
+            if (begins && ends) s.put<V>(first.key, c, sums);
+            else
+                for (int e = 0; e < V; e++) parts[(i / CHUNK * 2 + begins) * s.d + c + e] = sums[e];
+        }
+    }
+}
+
+/* The runs that go on in the next chunk: a block has those that begin in its chunk, of which there is at most one. */
+template <class C> __global__ void embedding_runs(const C *parts, const __grid_constant__ embedding_sums s)
+{
+    int64_t chunk = blockIdx.x, end = (chunk + 1) * CHUNK, c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+    if (end >= s.n || c >= s.d) return;
+    entry last = s.entries[end - 1];
+    if (last.at == INT64_MAX || !s.same(end, last.key)) return;
+    if (chunk && s.same(end - CHUNK, last.key) && s.same(end - CHUNK - 1, last.key)) return;
+    int64_t in = chunk + 1, behind = (s.n + CHUNK - 1) / CHUNK; /* the last chunk that begins with it is `in` or behind that */
+    while (behind - in > 1) {
+        int64_t middle = (in + behind) / 2;
+        (s.same(middle * CHUNK, last.key) ? in : behind) = middle;
+    }
+    C sum[1] = {parts[(2 * chunk + 1) * s.d + c]};
+#pragma unroll 8
+    for (int64_t next = chunk + 1; next <= in; next++) sum[0] += parts[2 * next * s.d + c];
+    s.put<1>(last.key, c, sum);
 }
 
 tr_status cuda_embedding_grad(const job &j)
@@ -104,13 +165,23 @@ tr_status cuda_embedding_grad(const job &j)
     entry *entries = memory.as<entry>();
     TRY(LAUNCH(j, embedding_keys, grid_for(padded), BLOCK, 0, entries, padded, ids));
     TRY(sort_rows(j, entries, 1, padded));
-    dense_rows from = {axis_in(g, ~(1u << (g.shape.ndim - 1))), stride_at(g, -1)};
-    unsigned threads = 32;
-    while (threads < BLOCK && threads < d) threads *= 2;
-    return for_float(g.dtype, [&](auto t) {
+    embedding_sums s = {axis_in(g, ~(1u << (g.shape.ndim - 1))), stride_at(g, -1), dweight.stride[0], dweight.stride[1],
+                        ids.at.n, d, dweight.dtype, dweight.data, accumulate, entries};
+    return for_float(g.dtype, [&](auto t) -> tr_status {
         using T = typename decltype(t)::type;
-        return LAUNCH(j, embedding_grad<T>, (unsigned)least(ids.at.n, GRID_LIMIT), threads, 0, dweight.dtype,
-                      dweight.data, dweight.stride[0], dweight.stride[1], (const T *)g.data, from, entries, ids.at.n, d,
-                      accumulate);
+        using C = compute_of<T>;
+        constexpr int64_t V = 16 / sizeof(T);
+        int64_t chunks = parts_of(s.n, CHUNK);
+        scratch sums(j, sizeof(C) * (size_t)(2 * chunks * d));
+        TRY(sums.status());
+        bool packed = s.from_step == 1 && d % V == 0 && (uintptr_t)g.data % 16 == 0;
+        for (int k = 0; k < s.from.ndim; k++) packed = packed && s.from.stride[k] % V == 0;
+        int64_t columns = packed ? d / V : d;
+        unsigned threads = (unsigned)least(parts_of(columns, 32) * 32, BLOCK), blocks = (unsigned)least(s.n, GRID_LIMIT);
+        if (packed) TRY(LAUNCH(j, (embedding_grad<T, V>), blocks, threads, 0, (const T *)g.data, s, sums.template as<C>()));
+        else TRY(LAUNCH(j, (embedding_grad<T, 1>), blocks, threads, 0, (const T *)g.data, s, sums.template as<C>()));
+        if (chunks == 1) return TR_OK;
+        dim3 grid((unsigned)least(chunks, GRID_LIMIT), (unsigned)parts_of(d, BLOCK));
+        return LAUNCH(j, embedding_runs<C>, grid, BLOCK, 0, sums.template as<C>(), s);
     });
 }

@@ -144,20 +144,26 @@ __device__ inline void each_of_row(const row_of<const T, N> &row, int64_t n, con
 template <class T, int N, class F>
 __device__ inline void map_row(const row_of<T, 1> &to, const row_of<const T, N> &row, int64_t n, const F &f)
 {
-    constexpr int V = 16 / sizeof(T);
+    constexpr int V = 16 / sizeof(T), AT_ONCE = 2; /* packs of a row that are under way */
     compute_of<T> x[N];
     bool alike = to.lead(n) == row.lead(n);
     row_parts<V> parts(alike ? row.lead(n) : n, n);
-    for (int64_t p = threadIdx.y; p < parts.packs; p += blockDim.y) {
-        pack<T, V> read[N], made;
-        int64_t first = parts.lead + p * V;
-        for (int k = 0; k < N; k++) read[k] = *(const pack<T, V> *)(row.at[k] + first);
+    for (int64_t p = threadIdx.y; p < parts.packs; p += AT_ONCE * blockDim.y) {
+        pack<T, V> read[AT_ONCE][N], made;
 #pragma unroll
-        for (int e = 0; e < V; e++) {
-            for (int k = 0; k < N; k++) x[k] = wide(read[k].at[e]);
-            made.at[e] = narrow<T>(f(first + e, x));
-        }
-        *(pack<T, V> *)(to.at[0] + first) = made;
+        for (int u = 0; u < AT_ONCE; u++)
+            if (int64_t at = p + u * blockDim.y; at < parts.packs)
+                for (int k = 0; k < N; k++) read[u][k] = ((const pack<T, V> *)(row.at[k] + parts.lead))[at];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if (int64_t at = p + u * blockDim.y; at < parts.packs) {
+#pragma unroll
+                for (int e = 0; e < V; e++) {
+                    for (int k = 0; k < N; k++) x[k] = wide(read[u][k].at[e]);
+                    made.at[e] = narrow<T>(f(parts.lead + at * V + e, x));
+                }
+                ((pack<T, V> *)(to.at[0] + parts.lead))[at] = made;
+            }
     }
     for (int64_t s = threadIdx.y; s < parts.singles; s += blockDim.y) {
         int64_t i = parts.single(s);
