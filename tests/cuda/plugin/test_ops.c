@@ -177,11 +177,26 @@ static void sizes_that_blocks_share(void **state)
         tr_status_of(tr_scatter_add(tr_randn(5, TR_SHAPE(3, 7)), -1, index, tr_randn(6, TR_SHAPE(3, 100)))), TR_OK);
     assert_int_equal(tr_status_of(tr_put_along(tr_randn(5, TR_SHAPE(3, 7)), -1, index, tr_randn(6, TR_SHAPE(3, 100)))),
                      TR_OK);
-    /* Rows of an odd number of 16-bit numbers, in products that are worth a copy with longer ones. */
-    tr_tensor *tokens = tr_require_grad(tr_randn(8, TR_SHAPE(264, 256), .dtype = TR_BF16));
-    tr_tensor *words = tr_require_grad(tr_randn(9, TR_SHAPE(257, 256), .dtype = TR_BF16));
-    tr_tensor *logits = tr_linear_op(tokens, words);
-    assert_int_equal(tr_backward(tr_sum(tr_mul(logits, logits))), TR_OK);
+}
+
+/* A number of words that is no multiple of 8, in rows that begin at one: products in two parts. */
+static void words_of_any_number(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    snprintf(running, sizeof running, "521 words");
+    tr_tensor *tokens = tr_randn(8, TR_SHAPE(512, 512), .dtype = TR_BF16), *words = tr_randn(9, TR_SHAPE(521, 512), .dtype = TR_BF16);
+    tr_tensor *bias = tr_randn(10, TR_SHAPE(521), .dtype = TR_BF16);
+    tr_tensor *logits = tr_slice(tr_zeros(TR_SHAPE(512, 576), .dtype = TR_BF16), 1, 0, 521);
+    tr_tensor *turned = tr_contiguous(tr_transpose(words, 0, 1)), *inputs[] = {tokens, words, bias, NULL};
+    TR_CHECK(tr__op_run(tr__op(linear), &(tr_linear_attrs){0}, inputs, 4, &logits, 1));
+    for (int in_out = 0; in_out < 2; in_out++) {
+        const tr_linear_attrs attrs = {.in_out = in_out};
+        tr_tensor *dx = tr_apply(tr__op(linear_grad_input), &attrs, (tr_tensor *[]){logits, in_out ? turned : words}, 2, NULL);
+        assert_int_equal(tr_status_of(dx), TR_OK);
+        tr_tensor *dw = tr_apply(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){logits, tokens}, 2, NULL);
+        assert_int_equal(tr_status_of(dw), TR_OK);
+    }
 }
 
 /* Channels that kernels move in packs of 16 bytes: several blocks of them and rows in parts; others that are not so aligned. */
@@ -214,6 +229,47 @@ static void channels_in_packs(void **state)
             assert_int_equal(tr_status_of(tr_batch_norm_op(x, .training = true)), TR_OK);
             assert_int_equal(tr_status_of(tr_max_pool2d(x, 2)), TR_OK);
             assert_int_equal(tr_status_of(tr_avg_pool2d(x, 2)), TR_OK);
+        }
+    }
+}
+
+/* Sums of columns that blocks share, rows that several warps hold, that begin anywhere and that are long, and ids of many
+ * positions. */
+static void rows_and_columns_of_training(void **state)
+{
+    (void)state;
+    static const tr_dtype dtypes[] = {TR_F32, TR_F64, TR_F16, TR_BF16};
+    for (int d = 0; d < 4; d++) {
+        snprintf(running, sizeof running, "rows and columns in %s", tr_dtype_name(dtypes[d]));
+        for (int64_t columns = 263; columns <= 265; columns++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_affine(tr_randn(3, TR_SHAPE(270, columns), .dtype = dtypes[d]), 0.5, 1);
+            assert_int_equal(tr_status_of(tr_sum(x, 0)), TR_OK);
+            assert_int_equal(tr_status_of(tr_sum(tr_slice(x, 1, 1, columns - 1), 0)), TR_OK);
+        }
+        static const int64_t rows[][2] = {{70, 264}, {3, 2056}, {2, 16400}};
+        for (int k = 0; k < 3; k++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_require_grad(tr_randn(1, TR_SHAPE(rows[k][0], rows[k][1]), .dtype = dtypes[d]));
+            tr_tensor *w = tr_require_grad(tr_randn(2, TR_SHAPE(rows[k][1]), .dtype = dtypes[d]));
+            tr_tensor *b = tr_require_grad(tr_randn(3, TR_SHAPE(rows[k][1]), .dtype = dtypes[d]));
+            tr_tensor *y = tr_layer_norm_op(x, w, b, 1e-5);
+            assert_int_equal(tr_backward(tr_sum(tr_mul(y, y))), TR_OK);
+        }
+        for (int64_t classes = 8199; classes <= 8200; classes++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_require_grad(tr_randn(1, TR_SHAPE(9, classes), .dtype = dtypes[d]));
+            tr_tensor *ids = tr_arange(9, TR_I64, tr_cpu(0));
+            assert_int_equal(tr_backward(tr_cross_entropy(x, ids, .label_smoothing = 0.1)), TR_OK);
+        }
+        for (int64_t size = 23; size <= 24; size++) {
+            TR_SCOPE;
+            tr_tensor *table = tr_require_grad(tr_randn(1, TR_SHAPE(13, size), .dtype = dtypes[d]));
+            tr_tensor *ids = tr_zeros(TR_SHAPE(350), .dtype = TR_I64), *y = tr_embedding_op(ids, table);
+            assert_int_equal(tr_backward(tr_sum(tr_mul(y, y))), TR_OK);
+            for (int64_t i = 0; i < 350; i++) ((int64_t *)ids->storage->data)[i] = i * i % 13; /* up to 54 times each */
+            y = tr_embedding_op(ids, table);
+            assert_int_equal(tr_backward(tr_sum(tr_mul(y, y))), TR_OK);
         }
     }
 }
@@ -358,8 +414,10 @@ int main(int argc, char **argv)
         TEST(autocast),
         TEST(every_op_was_compared),
         TEST(sizes_that_blocks_share),
+        TEST(words_of_any_number),
         TEST(channels_in_packs),
         TEST(running_statistics),
+        TEST(rows_and_columns_of_training),
         TEST(attention_of_all_head_sizes),
         TEST(attention_adds_in_a_fixed_order),
         TEST(random_numbers_and_fills),
