@@ -28,8 +28,6 @@ struct targets {
 
 template <class C> struct outputs_of { C *loss, *top, *log_sum, *below; };
 
-constexpr int AT_ONCE = 4; /* packs that a thread loads before it waits for the first */
-
 /* Of the elements of the row that this thread works on. */
 template <class T> __device__ static log_sum<compute_of<T>> log_sum_of(const row_of<const T, 1> &row, int64_t n)
 {
@@ -38,21 +36,13 @@ template <class T> __device__ static log_sum<compute_of<T>> log_sum_of(const row
     row_parts<V> parts(row.lead(n), n);
     log_sum<C> s = {minus_infinity<C>(), C(0)};
     auto *packs = (const pack<T, V> *)(row.at[0] + parts.lead);
-    auto take = [&](const pack<T, V> &read) {
-        C x[V];
+    each_loaded<4, pack<T, V>>(threadIdx.y, parts.packs, blockDim.y, [&](int64_t p) { return packs[p]; },
+                               [&](const pack<T, V> &read, int64_t) {
+                                   C x[V];
 #pragma unroll
-        for (int e = 0; e < V; e++) x[e] = wide(read.at[e]);
-        s = with_numbers<T>(s, x);
-    };
-    int64_t p = threadIdx.y;
-    for (; p + (AT_ONCE - 1) * blockDim.y < parts.packs; p += AT_ONCE * blockDim.y) {
-        pack<T, V> read[AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) read[u] = packs[p + u * blockDim.y];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) take(read[u]);
-    }
-    for (; p < parts.packs; p += blockDim.y) take(packs[p]);
+                                   for (int e = 0; e < V; e++) x[e] = wide(read.at[e]);
+                                   s = with_numbers<T>(s, x);
+                               });
     for (int64_t i = threadIdx.y; i < parts.singles; i += blockDim.y) {
         C x[1] = {wide(row.at[0][parts.single(i) * row.step[0]])};
         s = with_numbers<T>(s, x);
@@ -97,12 +87,13 @@ struct counted_both {
 template <class C> __global__ void finish(C *loss, C *count, const C *of_rows, int64_t rows, targets t, bool mean)
 {
     counted c = {0, 0};
-#pragma unroll 4
-    for (int64_t r = threadIdx.y; r < rows; r += blockDim.y) {
-        int64_t id = load_id(t.dtype, t.data, t.at.at(r));
-        c.sum += (double)of_rows[r];
-        c.count += id != t.ignored && id >= 0 && id < t.classes;
-    }
+    each_loaded<8, counted>(
+        threadIdx.y, rows, blockDim.y,
+        [&](int64_t r) {
+            int64_t id = load_id(t.dtype, t.data, t.at.at(r));
+            return counted{(double)of_rows[r], (double)(id != t.ignored && id >= 0 && id < t.classes)};
+        },
+        [&](counted row, int64_t) { c = counted_both()(c, row); });
     c = reduce_in_group(c, counted_both());
     if (threadIdx.y) return;
     if (loss) *loss = (C)(mean ? c.sum / c.count : c.sum);

@@ -145,8 +145,8 @@ template <class C> __global__ void embedding_runs(const C *parts, const __grid_c
         (s.same(middle * CHUNK, last.key) ? in : behind) = middle;
     }
     C sum[1] = {parts[(2 * chunk + 1) * s.d + c]};
-#pragma unroll 8
-    for (int64_t next = chunk + 1; next <= in; next++) sum[0] += parts[2 * next * s.d + c];
+    each_loaded<8, C>(chunk + 1, in + 1, 1, [&](int64_t next) { return parts[2 * next * s.d + c]; },
+                      [&](C part, int64_t) { sum[0] += part; });
     s.put<1>(last.key, c, sum);
 }
 

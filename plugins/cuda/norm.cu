@@ -68,23 +68,23 @@ template <class T> static dim3 holders_of(int64_t packs)
 }
 
 /* A thread's packs of a row, of which threads hold every blockDim.x'th. */
-template <class T> struct held_row {
+template <class T, int K = HELD<T>> struct held_row {
     static constexpr int V = 16 / sizeof(T);
-    pack<T, V> held[HELD<T>];
+    pack<T, V> held[K];
 
     __device__ held_row(const T *row, int64_t packs)
     {
 #pragma unroll
-        for (int k = 0; k < HELD<T>; k++)
+        for (int k = 0; k < K; k++)
             if (int64_t p = threadIdx.x + k * blockDim.x; p < packs) held[k] = ((const pack<T, V> *)row)[p];
     }
 };
 
 /* f(k, p) for each pack that a thread has of a row: its k'th, which is the row's p'th. */
-template <class T, class F> __device__ inline void each_held(int64_t packs, const F &f)
+template <int K, class F> __device__ inline void each_held(int64_t packs, const F &f)
 {
 #pragma unroll
-    for (int k = 0; k < HELD<T>; k++)
+    for (int k = 0; k < K; k++)
         if (int64_t p = threadIdx.x + k * blockDim.x; p < packs) f(k, p);
 }
 
@@ -114,19 +114,19 @@ __global__ void norm_held(T *y, int64_t to, const T *x, int64_t at, int64_t rows
     held_row<T> row(x + r * at, packs);
     C sum = 0, squares = 0, middle = 0;
     if (mean) {
-        each_held<T>(packs, [&](int k, int64_t) {
+        each_held<HELD<T>>(packs, [&](int k, int64_t) {
             for (int e = 0; e < V; e++) sum += wide(row.held[k].at[e]);
         });
         middle = reduce_in_warps(sum, plus_of()) / (C)d;
     }
-    each_held<T>(packs, [&](int k, int64_t) {
+    each_held<HELD<T>>(packs, [&](int k, int64_t) {
         for (int e = 0; e < V; e++) {
             C off = wide(row.held[k].at[e]) - middle;
             squares += off * off;
         }
     });
     C scale = 1 / sqrt(reduce_in_warps(squares, plus_of()) / (C)d + (C)eps);
-    each_held<T>(packs, [&](int k, int64_t p) {
+    each_held<HELD<T>>(packs, [&](int k, int64_t p) {
         numbers_of<T> w(weight, p, C(1)), b(bias, p, C(0));
         pack<T, V> made;
         for (int e = 0; e < V; e++)
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(BLOCK, 2) norm_grad_held(T *dx, int64_t to, no
     held_row<T> g(in.g + r * in.g_at.stride[0], packs), x(in.x + r * in.x_at.stride[0], packs);
     C mean = packs && in.mean ? in.mean[r] : C(0), rstd = packs ? in.rstd[r] : C(0);
     two<C> sums = {C(0), C(0)};
-    each_held<T>(packs, [&](int k, int64_t p) {
+    each_held<HELD<T>>(packs, [&](int k, int64_t p) {
         numbers_of<T> weight(in.weight, p, C(1));
         for (int e = 0; e < V; e++) {
             C h = wide(g.held[k].at[e]) * weight[e];
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(BLOCK, 2) norm_grad_held(T *dx, int64_t to, no
     });
     sums = reduce_in_warps(sums, both_of());
     C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
-    each_held<T>(packs, [&](int k, int64_t p) {
+    each_held<HELD<T>>(packs, [&](int k, int64_t p) {
         numbers_of<T> weight(in.weight, p, C(1));
         pack<T, V> made;
         for (int e = 0; e < V; e++)
@@ -242,6 +242,7 @@ __global__ void __launch_bounds__(BLOCK, 2) norm_grad_held(T *dx, int64_t to, no
 }
 
 constexpr int LANES = 32, ROWS = 8; /* of blocks that add up columns */
+constexpr int64_t ENOUGH_BLOCKS = 264;
 
 /* Sums of columns over a part of the rows: parts: [gridDim.y][2][d]. A thread has V columns side by side. */
 template <class T, int V>
@@ -278,6 +279,58 @@ __global__ void norm_grad_columns(compute_of<T> *parts, norm_inputs<T> in, int64
     }
 }
 
+/* dx and the sums of columns, where a warp holds a row: each block has every gridDim.x'th of ROWS rows. */
+template <class T, int K>
+__global__ void __launch_bounds__(LANES * ROWS, K < HELD<T> && sizeof(T) < 8 ? 2 : 1)
+norm_grad_both(T *dx, int64_t to, norm_inputs<T> in, compute_of<T> *parts)
+{
+    using C = compute_of<T>;
+    constexpr int V = 16 / sizeof(T);
+    __shared__ two<C> shared[LANES * K * V];
+    two<C> columns[K][V] = {};
+    int64_t packs = in.d / V;
+    for (int64_t r = (int64_t)blockIdx.x * ROWS + threadIdx.y; r < in.x_at.n; r += (int64_t)gridDim.x * ROWS) {
+        held_row<T, K> g(in.g + r * in.g_at.stride[0], packs), x(in.x + r * in.x_at.stride[0], packs);
+        C mean = in.mean ? in.mean[r] : C(0), rstd = in.rstd[r];
+        two<C> sums = {C(0), C(0)};
+        each_held<K>(packs, [&](int k, int64_t p) {
+            numbers_of<T> weight(in.weight, p, C(1));
+#pragma unroll
+            for (int e = 0; e < V; e++) {
+                C of_g = wide(g.held[k].at[e]), h = of_g * weight[e], off = wide(x.held[k].at[e]) - mean;
+                columns[k][e].first += of_g * off * rstd;
+                columns[k][e].second += of_g;
+                sums.first += in.mean ? h : C(0);
+                sums.second += h * off * rstd;
+            }
+        });
+        sums = reduce_in_warps(sums, both_of());
+        C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
+        each_held<K>(packs, [&](int k, int64_t p) {
+            numbers_of<T> weight(in.weight, p, C(1));
+            pack<T, V> made;
+#pragma unroll
+            for (int e = 0; e < V; e++)
+                made.at[e] = narrow<T>(rstd * (wide(g.held[k].at[e]) * weight[e] - of_h -
+                                               (wide(x.held[k].at[e]) - mean) * rstd * of_hx));
+            ((pack<T, V> *)(dx + r * to))[p] = made;
+        });
+    }
+    for (unsigned row = 0; row < ROWS; row++) {
+        if (threadIdx.y == row)
+            each_held<K>(packs, [&](int k, int64_t p) {
+#pragma unroll
+                for (int e = 0; e < V; e++)
+                    shared[p * V + e] = row ? both_of()(shared[p * V + e], columns[k][e]) : columns[k][e];
+            });
+        __syncthreads();
+    }
+    for (int64_t i = threadIdx.y * LANES + threadIdx.x; i < in.d; i += LANES * ROWS) {
+        parts[2 * blockIdx.x * in.d + i] = shared[i].first;
+        parts[(2 * blockIdx.x + 1) * in.d + i] = shared[i].second;
+    }
+}
+
 struct column_sums { void *y; tr_dtype dtype; int64_t step; bool accumulate; /* y NULL: none */ };
 struct both_columns { column_sums weight, bias; };
 
@@ -288,37 +341,65 @@ template <class C> __global__ void add_columns(const C *parts, int count, int64_
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (!to.y) return;
     C sum = 0;
-    if (i < d) {
-#pragma unroll 8
-        for (int p = threadIdx.y; p < count; p += blockDim.y) sum += parts[(2 * p + blockIdx.y) * d + i];
-    }
+    if (i < d)
+        each_loaded<8, C>(threadIdx.y, count, blockDim.y,
+                          [&](int64_t p) { return parts[(2 * p + blockIdx.y) * d + i]; },
+                          [&](C part, int64_t) { sum += part; });
     sum = reduce_in_group(sum, plus_of());
     if (threadIdx.y || i >= d) return;
     store_as<C>(to.dtype, to.y, i * to.step, to.accumulate ? load_as<C>(to.dtype, to.y, i * to.step) + sum : sum);
+}
+
+/* The weight's gradient and the bias's from count parts. */
+template <class C> static tr_status add_parts(const job &j, const C *parts, int64_t count, int64_t d)
+{
+    const tr_layer_norm_attrs &a = j.attrs<tr_layer_norm_attrs>();
+    both_columns both = {};
+    for (int k = 0; k < 2; k++) {
+        if (!j.has_out(1 + k)) continue;
+        const tr_device_tensor &y = j.out(1 + k);
+        (k ? both.bias : both.weight) =
+            column_sums{y.data, y.dtype, y.stride[0], k ? a.accumulate_bias : a.accumulate_weight};
+    }
+    return LAUNCH(j, add_columns<C>, dim3((unsigned)parts_of(d, LANES), 2), dim3(LANES, ROWS), 0, parts, (int)count, d,
+                  both);
 }
 
 template <class T> static tr_status norm_grad(const job &j, const norm_inputs<T> &in)
 {
     using C = compute_of<T>;
     constexpr int V = 16 / sizeof(T);
-    const tr_layer_norm_attrs &a = j.attrs<tr_layer_norm_attrs>();
     int64_t rows = in.x_at.n;
     bool packed = in_packs(in.g, in.g_at, in.g_step, in.d) && in_packs(in.x, in.x_at, in.x_step, in.d);
+    bool columns = in.d && (j.has_out(1) || j.has_out(2));
     if (j.has_out(0) && rows) {
-        const tr_device_tensor &dx = j.out(0);
-        axis to = axis_in(dx, ~(1u << (dx.shape.ndim - 1)));
+        const tr_device_tensor &y = j.out(0);
+        T *dx = (T *)y.data;
+        axis to = axis_in(y, ~(1u << (y.shape.ndim - 1)));
         dim3 held = holders_of<T>(in.d / V);
-        if (packed && held.x && in_packs((const T *)dx.data, to, stride_at(dx, -1), in.d) && in_packs(in.weight) &&
-            parts_of(rows, held.y) <= GRID_LIMIT)
-            TRY(LAUNCH(j, norm_grad_held<T>, (unsigned)parts_of(rows, held.y), held, 0, (T *)dx.data, to.stride[0],
-                       in));
+        bool holds = packed && held.x && in_packs((const T *)dx, to, stride_at(y, -1), in.d) && in_packs(in.weight) &&
+                     parts_of(rows, held.y) <= GRID_LIMIT;
+        if (holds && columns && held.x == LANES) {
+            int64_t parts = least(parts_of(rows, ROWS), ENOUGH_BLOCKS);
+            scratch memory(j, sizeof(C) * (size_t)(2 * parts * in.d));
+            TRY(memory.status());
+            C *of_parts = memory.template as<C>();
+            dim3 block(LANES, ROWS);
+            constexpr int FEWER = HELD<T> * 3 / 4;
+            if (in.d / V <= LANES * FEWER)
+                TRY(LAUNCH(j, (norm_grad_both<T, FEWER>), (unsigned)parts, block, 0, dx, to.stride[0], in, of_parts));
+            else
+                TRY(LAUNCH(j, (norm_grad_both<T, HELD<T>>), (unsigned)parts, block, 0, dx, to.stride[0], in, of_parts));
+            return add_parts(j, of_parts, parts, in.d);
+        }
+        if (holds)
+            TRY(LAUNCH(j, norm_grad_held<T>, (unsigned)parts_of(rows, held.y), held, 0, dx, to.stride[0], in));
         else {
             thread_groups w = groups_of_rows(rows, in.d, in.x_step, sizeof(T));
-            TRY(LAUNCH(j, norm_grad_rows<T>, dim3((unsigned)w.blocks), w.block, 0, (T *)dx.data, to,
-                       stride_at(dx, -1), in));
+            TRY(LAUNCH(j, norm_grad_rows<T>, dim3((unsigned)w.blocks), w.block, 0, dx, to, stride_at(y, -1), in));
         }
     }
-    if (in.d == 0 || (!j.has_out(1) && !j.has_out(2))) return TR_OK;
+    if (!columns) return TR_OK;
     const int64_t blocks = parts_of(in.d, LANES * (packed ? V : 1)),
                   each = most(1, parts_of(rows, 4 * ROWS * most(1, 768 / blocks))) * 4 * ROWS,
                   parts = most(1, parts_of(rows, each));
@@ -328,14 +409,7 @@ template <class T> static tr_status norm_grad(const job &j, const norm_inputs<T>
     dim3 grid((unsigned)blocks, (unsigned)parts), block(LANES, ROWS);
     if (packed) TRY(LAUNCH(j, (norm_grad_columns<T, V>), grid, block, 0, of_parts, in, each));
     else TRY(LAUNCH(j, (norm_grad_columns<T, 1>), grid, block, 0, of_parts, in, each));
-    both_columns both = {};
-    for (int k = 0; k < 2; k++) {
-        if (!j.has_out(1 + k)) continue;
-        const tr_device_tensor &y = j.out(1 + k);
-        (k ? both.bias : both.weight) = column_sums{y.data, y.dtype, y.stride[0], k ? a.accumulate_bias : a.accumulate_weight};
-    }
-    return LAUNCH(j, add_columns<C>, dim3((unsigned)parts_of(in.d, LANES), 2), block, 0, of_parts, (int)parts, in.d,
-                  both);
+    return add_parts(j, of_parts, parts, in.d);
 }
 
 /* mean and rstd are as the norm made them: row-major. */

@@ -73,13 +73,8 @@ __global__ void reduce(const T *x, axis kept, axis reduced, int64_t each, typena
     typename Op::seen seen = op.start();
     if (r < kept.n) {
         x += kept.at(r);
-        if (reduced.ndim == 1) { /* several loads at once */
-#pragma unroll 4
-            for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
-                seen = op.add(seen, wide(x[i * reduced.stride[0]]), i);
-        } else
-            for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
-                seen = op.add(seen, wide(x[reduced.at(i)]), i);
+        each_loaded<4, T>(begin + threadIdx.y, end, blockDim.y, [&](int64_t i) { return x[reduced.at(i)]; },
+                          [&](T read, int64_t i) { seen = op.add(seen, wide(read), i); });
     }
     seen = reduce_in_group(seen, op);
     if (threadIdx.y || r >= kept.n) return;
@@ -123,10 +118,9 @@ __global__ void reduce_parts(const typename Op::seen *parts, int64_t n, int coun
 {
     int64_t r = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     typename Op::seen seen = op.start();
-    if (r < n) {
-#pragma unroll 8
-        for (int k = threadIdx.y; k < count; k += blockDim.y) seen = op(seen, parts[k * n + r]);
-    }
+    if (r < n)
+        each_loaded<8, typename Op::seen>(threadIdx.y, count, blockDim.y, [&](int64_t k) { return parts[k * n + r]; },
+                                          [&](typename Op::seen part, int64_t) { seen = op(seen, part); });
     seen = reduce_in_group(seen, op);
     if (threadIdx.y == 0 && r < n) store_as(dtype, y, r, op.value(seen));
 }

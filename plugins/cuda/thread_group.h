@@ -32,6 +32,22 @@ inline thread_groups groups_of(int64_t results, int64_t each, bool side_by_side)
     return t;
 }
 
+/* Calls f(load(i), i) for i = begin, begin + step, … below end, in this order; N loads are under way at once, which the
+ * compiler makes of no loop whose step it does not know. A: what load makes. */
+template <int N, class A, class Load, class F>
+__device__ inline void each_loaded(int64_t begin, int64_t end, int64_t step, const Load &load, const F &f)
+{
+    for (int64_t first = begin; first < end; first += N * step) {
+        A loaded[N];
+#pragma unroll
+        for (int u = 0; u < N; u++)
+            if (int64_t i = first + u * step; i < end) loaded[u] = load(i);
+#pragma unroll
+        for (int u = 0; u < N; u++)
+            if (int64_t i = first + u * step; i < end) f(loaded[u], i);
+    }
+}
+
 template <class A> __device__ inline A from_lane(A value, int mask)
 {
     static_assert(sizeof(A) % 4 == 0, "words are shuffled");
