@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "cudnn_plan.h"
 
+#include <atomic>
 #include <float.h>
 #include <stdio.h>
 
@@ -38,7 +39,7 @@ struct graph {
     descriptor &add(int64_t id, int type, const matrix &m, int64_t batch, int64_t head, tensor_kind kind)
     {
         int64_t dims[] = {s.batch, s.heads_n, m.rows, m.columns}, strides[] = {batch, head, m.row, m.column};
-        return to.tensor(id + 1, type, dims, strides, 16, kind);
+        return to.tensor(id + 1, type, dims, strides, id == LSE ? sizeof(float) : 16, kind);
     }
     int type() const { return cudnn_type_of(s.dtype); }
     descriptor &given(int64_t id, bool transposed = false)
@@ -193,7 +194,8 @@ bool is_trusted(const attention &a, bool backward)
 /* A number for each query, without gaps? */
 bool is_dense(const attention &a)
 {
-    return a.lse.stride[2] == 1 && a.lse.stride[1] == a.queries && a.lse.stride[0] == a.heads_n * a.queries;
+    return a.lse.stride[2] == 1 && a.lse.stride[1] == a.queries &&
+           (a.batch == 1 || a.lse.stride[0] == a.heads_n * a.queries);
 }
 
 /* What becomes of a shape, for who reads the log; a refused descriptor has told why. */
@@ -249,4 +251,30 @@ tr_status attend(const job &j, const attention &a, bool backward)
 } // namespace
 
 tr_status cudnn_attention(const job &j, const attention &a) { return attend(j, a, false); }
-tr_status cudnn_attention_grad(const job &j, const attention &a) { return attend(j, a, true); }
+
+/* How many pairs of a query and a key ds may have at once: 2 bytes for each, of a 512th of the device's memory. */
+static int64_t most_pairs(int index)
+{
+    static std::atomic<int64_t> known_pairs[64];
+    std::atomic<int64_t> &pairs = known_pairs[index];
+    size_t available = 0, total = 0;
+    if (!pairs && cudaMemGetInfo(&available, &total) == cudaSuccess) pairs = (int64_t)(total / 512 / 2);
+    return pairs;
+}
+
+/* In parts: of several batches, or of heads of one. */
+tr_status cudnn_attention_grad(const job &j, const attention &a)
+{
+    int64_t at_once = most(1, most_pairs(j.call.index) / most(1, a.queries * a.keys));
+    int64_t heads_n = least(a.heads_n, at_once), batch = heads_n < a.heads_n ? 1 : at_once / most(1, heads_n);
+    for (int64_t b = 0; b < a.batch; b += batch)
+        for (int64_t h = 0; h < a.heads_n; h += heads_n) {
+            attention part = a;
+            part.batch = least(batch, a.batch - b);
+            part.heads_n = least(heads_n, a.heads_n - h);
+            for (heads *x : {&part.q, &part.k, &part.v, &part.o, &part.g, &part.dq, &part.dk, &part.dv, &part.lse})
+                x->data = (char *)x->data + x->at(b, h) * (int64_t)(x == &part.lse ? sizeof(float) : 2);
+            TRY(attend(j, part, true));
+        }
+    return TR_OK;
+}

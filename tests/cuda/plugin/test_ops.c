@@ -296,7 +296,7 @@ static void attention_of_all_head_sizes(void **state)
         snprintf(running, sizeof running, "attention of %d by %d by %d in %s", (int)calls[c].queries,
                  (int)calls[c].keys, (int)calls[c].dim, tr_dtype_name(calls[c].dtype));
         for (int i = 0; i < 3; i++) {
-            tr_shape shape = TR_SHAPE(1, 2, i == 0 ? calls[c].queries : calls[c].keys, calls[c].dim);
+            tr_shape shape = TR_SHAPE(2, 2, i == 0 ? calls[c].queries : calls[c].keys, calls[c].dim);
             x[i] = tr_require_grad(tr_randn((uint64_t)i, shape, .dtype = calls[c].dtype));
         }
         if (calls[c].how & MASKED)
