@@ -182,13 +182,14 @@ struct graph {
 
 plan_table<shape, cudnn_plan, cudnnHandle_t> &known = *new plan_table<shape, cudnn_plan, cudnnHandle_t>;
 
-/* Versions whose attention is known to be wrong. */
-bool is_trusted(const attention &a, bool backward)
+/* A shape's kernels are compiled when it first comes, which takes half a second: sizes that change from call to call, as of
+ * a text that grows, are not worth that, nor are few rows. And 9.10.0 and 9.10.1 are known to be wrong. */
+bool is_worth(const attention &a)
 {
+    constexpr int64_t TILE = 128;
+    if (a.queries % TILE || a.keys % TILE || !cudnn()) return false;
     size_t version = cudnn()->cudnnGetVersion();
-    if (version == 91000 || version == 91001) return false;
-    /* Backward of the others reads past the last keys of a tile that they do not fill. */
-    return !backward || version > 91500 || a.keys % 128 == 0;
+    return version != 91000 && version != 91001;
 }
 
 /* A number for each query, without gaps? */
@@ -213,8 +214,8 @@ void tell(const shape &s, const cudnn_plan &made, cudnnStatus_t status)
 
 tr_status attend(const job &j, const attention &a, bool backward)
 {
-    if (a.mask.data || (a.causal && a.queries != a.keys) || (a.queries == 1 && a.keys == 1) || !is_dense(a) ||
-        a.batch * a.heads_n * a.queries * a.keys * a.dim == 0 || !cudnn() || !is_trusted(a, backward))
+    if (a.mask.data || (a.causal && a.queries != a.keys) || !is_dense(a) ||
+        a.batch * a.heads_n * a.queries * a.keys * a.dim == 0 || !is_worth(a))
         return TR_DECLINED;
     const heads *const tensors[] = {&a.q, &a.k, &a.v, &a.o, &a.g, &a.dq, &a.dk, &a.dv};
     shape asked = {j.call.index, backward, a.dtype, a.causal, a.batch, a.heads_n, a.queries, a.keys, a.dim, {}};

@@ -287,7 +287,7 @@ static void attention_of_all_head_sizes(void **state)
         {TR_F32, 35, 35, 65, 0}, {TR_F32, 35, 35, 128, CAUSAL}, {TR_F32, 35, 35, 129, 0}, {TR_F32, 35, 35, 256, 0},
         {TR_F64, 35, 35, 64, 0}, {TR_F64, 35, 35, 129, CAUSAL}, {TR_F64, 35, 35, 256, 0},
         {TR_BF16, 35, 35, 60, 0}, {TR_BF16, 35, 35, 136, CAUSAL}, /* not on tensor cores */
-        {TR_F16, 130, 130, 32, CAUSAL}, {TR_F16, 128, 256, 128, 0}, /* cuDNN's */
+        {TR_BF16, 128, 128, 64, CAUSAL}, {TR_F16, 128, 256, 128, 0}, {TR_BF16, 256, 128, 40, 0}, /* cuDNN's */
         {TR_BF16, 130, 130, 64, CAUSAL}, {TR_BF16, 100, 200, 40, CAUSAL}, {TR_BF16, 70, 129, 128, 0},
         {TR_BF16, 200, 100, 72, CAUSAL}, {TR_F16, 65, 140, 64, MASKED}, {TR_F16, 129, 129, 128, CAUSAL | MASKED}};
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
