@@ -36,7 +36,11 @@ int device_count;
 /* After these nothing works in this process any more. */
 bool is_fatal(cudaError_t error)
 {
-    switch (error) {
+    switch ((int)error) {
+    case 226: /* cudaErrorContained, which CUDA 12 has no name for, */
+    case 721: /* nor for cudaErrorTensorMemoryLeak */
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorExternalDevice:
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorInvalidAddressSpace:

@@ -24,6 +24,7 @@ runtime_state::runtime_state()
         if (key == "seed") set_seed(std::stoull(value));
         if (key == "devices") count = std::min<int>(DEVICES, std::stoi(value));
         if (key == "driver") driver = std::stoi(value);
+        if (key == "error") failing_kernel = static_cast<cudaError_t>(std::stoi(value));
         if (key == "memory_mb") set_memory_limit(std::stoull(value) << 20);
         if (key == "fail") fails[word.substr(equals + 1, colon - equals - 1)] = std::stoi(word.substr(colon + 1));
     }
@@ -246,7 +247,7 @@ static cudaError_t run_kernel(const kernel_launch &launch)
     const bool fails = call_fails("kernel"); /* when it runs, long after its launch */
     const std::string error = fails ? std::string("kernel ") + launch.kernel + " was to fail" : run(launch);
     describe_failure(error);
-    return error.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+    return error.empty() ? cudaSuccess : state().failing_kernel;
 }
 
 } /* namespace tr_emulator */

@@ -26,7 +26,7 @@ struct text { char at[800]; };
 text print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- For tests: the environment variable CUDA_EMULATOR="seed=7 devices=2 memory_mb=512 fail=cudaMalloc:3" says the
- * same at the start of a process. ---- */
+ * same at the start of a process; error=226: what a failing kernel is to the host, as a number of cudaError. ---- */
 
 void set_devices(int count);
 void set_memory_limit(size_t bytes); /* of each device */
@@ -110,6 +110,7 @@ struct runtime_state {
     std::map<std::pair<int, const void *>, size_t> dynamic_shared; /* of a device's kernels with more than 48 KiB */
     uint64_t number = 0;
     std::map<std::string, int> fails;
+    cudaError_t failing_kernel = cudaErrorLaunchFailure; /* what one is to the host */
     std::deque<std::string> texts;   /* what cudaGetErrorString() has returned */
 
     runtime_state();

@@ -16,13 +16,15 @@
     ERROR(Success, 0) ERROR(ErrorInvalidValue, 1) ERROR(ErrorMemoryAllocation, 2)                                   \
     ERROR(ErrorInitializationError, 3) ERROR(ErrorInvalidConfiguration, 9) ERROR(ErrorInsufficientDriver, 35)       \
     ERROR(ErrorNoDevice, 100) ERROR(ErrorInvalidDevice, 101) ERROR(ErrorECCUncorrectable, 214)                      \
+    ERROR(ErrorNvlinkUncorrectable, 220) ERROR(ErrorContained, 226)                                                 \
     ERROR(ErrorInvalidResourceHandle, 400) ERROR(ErrorNotReady, 600) ERROR(ErrorIllegalAddress, 700)                \
     ERROR(ErrorLaunchTimeout, 702) ERROR(ErrorPeerAccessAlreadyEnabled, 704) ERROR(ErrorAssert, 710)                \
     ERROR(ErrorHardwareStackError, 714) ERROR(ErrorIllegalInstruction, 715) ERROR(ErrorMisalignedAddress, 716)      \
     ERROR(ErrorInvalidAddressSpace, 717) ERROR(ErrorInvalidPc, 718) ERROR(ErrorLaunchFailure, 719)                  \
-    ERROR(ErrorCooperativeLaunchTooLarge, 720) ERROR(ErrorNotSupported, 801)                                        \
+    ERROR(ErrorCooperativeLaunchTooLarge, 720) ERROR(ErrorTensorMemoryLeak, 721) ERROR(ErrorNotSupported, 801)      \
     ERROR(ErrorStreamCaptureUnsupported, 900) ERROR(ErrorStreamCaptureInvalidated, 901)                             \
-    ERROR(ErrorStreamCaptureUnmatched, 903) ERROR(ErrorStreamCaptureUnjoined, 904) ERROR(ErrorUnknown, 999)
+    ERROR(ErrorStreamCaptureUnmatched, 903) ERROR(ErrorStreamCaptureUnjoined, 904) ERROR(ErrorExternalDevice, 911) \
+    ERROR(ErrorUnknown, 999)
 enum cudaError {
 #define ERROR(name, number) cuda##name = number,
     TR_CUDA_ERRORS(ERROR)

@@ -183,8 +183,7 @@ static void no_runtime(void)
     refuses_to_open("cuda: asking how many GPUs there are: ");
 }
 
-/* The message says how to find the op, as the call that reports a failed kernel need not be the one that caused it. */
-static void a_failing_launch(void)
+static tr_status fill_three(void)
 {
     TR_SCOPE;
     device_copies copies = {0};
@@ -192,10 +191,25 @@ static void a_failing_launch(void)
     const tr_kernel_entry *entry = on_device_kernel("fill");
     tr_kernel_call call = {.size = sizeof call, .op = "fill", .attrs = &(tr_fill_attrs){7},
         .attrs_size = entry->attrs_size, .n_outputs = 1, .outputs = &y};
-    assert_int_equal(entry->run(&call), TR_DEVICE);
+    tr_status status = entry->run(&call);
+    if (status == TR_OK) status = on_device()->stream_synchronize(0, NULL);
+    on_device_free(&copies);
+    return status;
+}
+
+/* The message says how to find the op, as the call that reports a failed kernel need not be the one that caused it. */
+static void a_failing_launch(void)
+{
+    assert_int_equal(fill_three(), TR_DEVICE);
     assert_message("cuda: fill_kernel<T>: a kernel failed before it");
     assert_message("The device is lost to this process; TRIREME_CHECK=sync waits after each op and names the one");
-    on_device_free(&copies);
+}
+
+/* Whatever the device says of it. */
+static void a_failing_kernel(void)
+{
+    assert_int_equal(fill_three(), TR_DEVICE);
+    assert_message("cuda: waiting for a stream: a kernel failed before it");
 }
 
 static void no_such_device(void)
@@ -332,6 +346,11 @@ static const struct {
     {"no GPU", "devices=0 driver=13000", no_gpu},
     {"no runtime", "fail=cudaGetDeviceCount:1", no_runtime},
     {"a failing launch", "fail=cudaLaunchKernel:1", a_failing_launch},
+    {"a failing kernel", "fail=kernel:1", a_failing_kernel},
+    {"a failing link", "fail=kernel:1 error=220", a_failing_kernel},
+    {"a contained failure", "fail=kernel:1 error=226", a_failing_kernel},
+    {"a leak of tensor memory", "fail=kernel:1 error=721", a_failing_kernel},
+    {"a failing device beside it", "fail=kernel:1 error=911", a_failing_kernel},
     {"no such device", "devices=2", no_such_device},
     {"memory that is kept makes room", "seed=1 memory_mb=64", kept_memory_makes_room},
     {"a failing allocation", "fail=cudaMalloc:1 fail=cudaDeviceSynchronize:1", a_failing_allocation},
