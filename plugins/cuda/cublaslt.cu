@@ -249,6 +249,6 @@ tr_status cublaslt_product(const job &j, const product &call)
                           chosen->c, p.c.data, chosen->d, &chosen->chosen.algo, workspace.as<void>(),
                           chosen->chosen.workspaceSize, j.stream);
     /* What the heuristic chose may be refused yet, above all with an epilogue. Nothing has run then. */
-    chosen->declined = is_unsupported(status);
+    chosen->declined = is_unsupported(status) || status == CUBLAS_STATUS_INVALID_VALUE;
     return chosen->declined ? TR_DECLINED : check(*l, status, "cublasLtMatmul");
 }

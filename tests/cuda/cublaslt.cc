@@ -254,11 +254,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matm
     memcpy(&chosen, algo, sizeof chosen);
     const void *const memory[] = {a, b, c, d};
     for (int i = 0; i < 4; i++)
-        if (reinterpret_cast<uintptr_t>(memory[i]) % chosen.alignment[i]) return CUBLAS_STATUS_INVALID_VALUE;
-    if (handle->device != current_device || !is_stream_of(current_device, stream)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (reinterpret_cast<uintptr_t>(memory[i]) % chosen.alignment[i]) return CUBLAS_STATUS_EXECUTION_FAILED;
+    if (handle->device != current_device || !is_stream_of(current_device, stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (x.k() % 26 == 0) return CUBLAS_STATUS_NOT_SUPPORTED; /* only now: what the heuristic says is not final */
+    if (x.k() % 34 == 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen.signature != x.signature() || chosen.workspace > bytes || (chosen.workspace && !workspace))
-        return CUBLAS_STATUS_INVALID_VALUE;
+        return CUBLAS_STATUS_EXECUTION_FAILED;
     const element scale = element_of(matmul->scale);
     const cudaError_t error = enqueue(stream, {"cublasLtMatmul", [=, times = load(scale, alpha, 0),
         plus = load(scale, beta, 0)] {

@@ -314,12 +314,12 @@ static void no_cublaslt(void)
     assert_int_equal(multiply(3, 1, 3), TR_OK);
 }
 
-/* The double finds no algorithm, or says of one that it is not to be used, where k % 11 is 10 or 5; where k % 26 is 0
- * it refuses what it has found itself. */
+/* The double finds no algorithm, or says of one that it is not to be used, where k % 11 is 10 or 5; where k % 26 or
+ * k % 34 is 0 it refuses what it has found itself. */
 static void products_without_an_algorithm(void)
 {
-    static const int64_t sizes[] = {10, 5, 3, 26, 10, 5, 26};
-    for (int i = 0; i < 7; i++) assert_int_equal(multiply(sizes[i], 0.5, 0.5f * (float)sizes[i]), TR_OK);
+    static const int64_t sizes[] = {10, 5, 3, 26, 34, 10, 5, 26, 34};
+    for (int i = 0; i < 9; i++) assert_int_equal(multiply(sizes[i], 0.5, 0.5f * (float)sizes[i]), TR_OK);
 }
 
 static void tf32(void)
