@@ -277,22 +277,29 @@ struct sum_of_two {
     template <class C> __device__ C operator()(C a, C b) const { return a + b; }
 };
 
-/* What a convolution gives images (forward: y of x, else x of y), and adds a bias per channel to. */
+/* What a convolution gives images (forward: y of x, else x of y), and adds a bias per channel to; where they lie otherwise
+ * than cuDNN makes them, by way of memory of its own. */
 tr_status images_by_cudnn(const job &j, conv_kind kind, const conv_sizes &s, const tr_device_tensor &from,
     const tr_device_tensor &weight, const tr_device_tensor *bias, const tr_device_tensor &to)
 {
-    if (!cudnn_serves(to.dtype) || !lies_so(to, from.dtype, channels_last(to).stride)) return TR_DECLINED;
+    if (!cudnn_serves(to.dtype) || to.dtype != from.dtype) return TR_DECLINED;
+    channels_last order(to);
+    bool in_place = lies_so(to, to.dtype, order.stride);
     staged image(j, from, from.dtype, channels_last(from).stride);
     staged filter(j, weight, from.dtype, channels_last(weight).stride);
+    scratch memory(j, in_place ? 0 : (size_t)numel(to) * host->dtype_size(to.dtype));
     TRY(image.status());
     TRY(filter.status());
-    void *read = image.view().data, *x = kind == CONV_FORWARD ? read : to.data,
-         *y = kind == CONV_FORWARD ? to.data : read;
+    TRY(memory.status());
+    tr_device_tensor made = dense_view(in_place ? to.data : memory.as<void>(), to.dtype, to.shape);
+    memcpy(made.stride, order.stride, sizeof order.stride);
+    void *read = image.view().data, *x = kind == CONV_FORWARD ? read : made.data,
+         *y = kind == CONV_FORWARD ? made.data : read;
     TRY(cudnn_convolve(j, kind, s, from.dtype, x, filter.view().data, y));
-    if (!bias) return TR_OK;
+    if (!bias) return in_place ? TR_OK : copy_into(j, to, made);
     staged added(j, *bias, to.dtype, nullptr);
     TRY(added.status());
-    tr_device_tensor in[] = {to, added.view()};
+    tr_device_tensor in[] = {made, added.view()};
     in[1].shape.ndim = 3; /* [channels, 1, 1] */
     in[1].shape.dim[1] = in[1].shape.dim[2] = 1;
     in[1].stride[1] = in[1].stride[2] = 0;

@@ -239,21 +239,32 @@ static void a_failing_allocation(void)
     on_device()->release(0, NULL, memory, 512);
 }
 
+/* All elements of y are to be this number. */
+static void assert_all(const device_copies *copies, const tr_tensor *y, float expected)
+{
+    char *back = on_device_back(copies, y);
+    for (int64_t i = 0; i < tr_numel(y); i++) assert_true(((float *)back)[i] == expected);
+    free(back);
+}
+
+static tr_status run_of_two(device_copies *copies, const char *op, const tr_tensor *a, const tr_tensor *b, const tr_tensor *y,
+    const void *attrs, size_t attrs_size)
+{
+    tr_device_tensor in[] = {on_device_view(copies, a), on_device_view(copies, b)}, out = on_device_view(copies, y);
+    tr_kernel_call call = {.size = sizeof call, .op = op, .attrs = attrs, .attrs_size = attrs_size, .n_inputs = 2,
+        .n_outputs = 1, .inputs = in, .outputs = &out};
+    return on_device_kernel(op)->run(&call);
+}
+
 /* [2, k] by [k, 2] ones, of which all the first are x: k x each. */
 static tr_status multiply(int64_t k, double x, float expected)
 {
     TR_SCOPE;
     device_copies copies = {0};
     tr_tensor *y = tr_ones(TR_SHAPE(2, 2));
-    tr_device_tensor in[] = {on_device_view(&copies, tr_full(x, TR_SHAPE(2, k))),
-                             on_device_view(&copies, tr_ones(TR_SHAPE(k, 2)))},
-                     out = on_device_view(&copies, y);
-    tr_kernel_call call = {
-        .size = sizeof call, .op = "matmul", .n_inputs = 2, .n_outputs = 1, .inputs = in, .outputs = &out};
-    tr_status status = on_device_kernel("matmul")->run(&call);
-    char *back = on_device_back(&copies, y);
-    for (int i = 0; i < 4 && status == TR_OK; i++) assert_true(((float *)back)[i] == expected);
-    free(back);
+    tr_status status =
+        run_of_two(&copies, "matmul", tr_full(x, TR_SHAPE(2, k)), tr_ones(TR_SHAPE(k, 2)), y, NULL, 0);
+    if (status == TR_OK) assert_all(&copies, y, expected);
     on_device_free(&copies);
     return status;
 }
@@ -268,30 +279,29 @@ static void a_failing_product(void)
     assert_int_equal(multiply(3, 1, 3), TR_OK);
 }
 
-/* An image of ones, 1 x 3 x 3, by a weight of ones, 1 x 2 x 2: 4 each. */
-static tr_status convolve(void)
+/* Images of ones, n x 1 x 3 x width, by weights of ones, channels x 1 x 2 x 2: 4 each. */
+static tr_status convolve_into(device_copies *copies, int64_t width, int64_t stride, const tr_tensor *y)
+{
+    tr_conv2d_attrs attrs = {.stride = stride, .dilation = 1, .groups = 1};
+    tr_shape shape = tr_shape_of(y);
+    return run_of_two(copies, "conv2d", tr_ones(TR_SHAPE(shape.dim[0], 1, 3, width)),
+                      tr_ones(TR_SHAPE(shape.dim[1], 1, 2, 2)), y, &attrs, sizeof attrs);
+}
+
+static tr_status convolve_of(int64_t n, int64_t channels, int64_t width, int64_t stride)
 {
     TR_SCOPE;
     device_copies copies = {0};
-    tr_tensor *y = tr_ones(TR_SHAPE(1, 1, 2, 2));
-    tr_device_tensor in[] = {on_device_view(&copies, tr_ones(TR_SHAPE(1, 1, 3, 3))),
-                             on_device_view(&copies, tr_ones(TR_SHAPE(1, 1, 2, 2)))},
-                     out = on_device_view(&copies, y);
-    tr_conv2d_attrs attrs = {.stride = 1, .dilation = 1, .groups = 1};
-    tr_kernel_call call = {.size = sizeof call,
-                           .op = "conv2d",
-                           .attrs = &attrs,
-                           .attrs_size = sizeof attrs,
-                           .n_inputs = 2,
-                           .n_outputs = 1,
-                           .inputs = in,
-                           .outputs = &out};
-    tr_status status = on_device_kernel("conv2d")->run(&call);
-    char *back = on_device_back(&copies, y);
-    for (int i = 0; i < 4 && status == TR_OK; i++) assert_true(((float *)back)[i] == 4);
-    free(back);
+    tr_tensor *y = tr_ones(TR_SHAPE(n, channels, 1 / stride + 1, (width - 2) / stride + 1));
+    tr_status status = convolve_into(&copies, width, stride, y);
+    if (status == TR_OK) assert_all(&copies, y, 4);
     on_device_free(&copies);
     return status;
+}
+
+static tr_status convolve(void)
+{
+    return convolve_of(1, 1, 3, 1);
 }
 
 static void a_failing_convolution(void)
@@ -301,6 +311,14 @@ static void a_failing_convolution(void)
     assert_message(": CUDNN_STATUS_EXECUTION_FAILED");
     assert_int_equal(convolve(), TR_OK);
     assert_int_equal(convolve(), TR_OK);
+}
+
+/* y lies otherwise than cuDNN makes it, which is asked all the same. */
+static void a_convolution_by_channels(void)
+{
+    assert_int_equal(convolve_of(1, 2, 3, 1), TR_DEVICE);
+    assert_message("cuda: cuDNN: cudnnBackendExecute");
+    assert_int_equal(convolve_of(1, 2, 3, 1), TR_OK);
 }
 
 /* Where an engine cannot be asked about, or takes no graph, there are the plug-in's own kernels. */
@@ -361,6 +379,7 @@ static const struct {
     {"a failing convolution", "fail=cudnnBackendExecute:1", a_failing_convolution},
     {"a failing descriptor", "fail=cudnnBackendCreateDescriptor:3", a_failing_convolution},
     {"a failing graph", "fail=cudnnBackendFinalize:6", a_failing_convolution},
+    {"a convolution by channels", "fail=cudnnBackendExecute:1", a_convolution_by_channels},
     {"a failing handle", "fail=cudnnCreate:1", a_failing_convolution},
     {"no cuDNN", "fail=libcudnn:1", no_cudnn},
     {"a failing fallback", "fail=cudnnBackendFinalize:8", a_failing_convolution},
