@@ -254,7 +254,8 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     double part = (double)n / (double)p->batch, scale = part * t->world_size;
     tr_tensor *root = scale == 1 ? mean : tr_affine(mean, scale, 0);
     TR__TRY(tr_status_of(root));
-    *loss += part * tr_item(mean);
+    bool early = exchange && t->may_step_in_backward;
+    if (early) *loss += part * tr_item(mean);
     if (t->world_size > 1) TR__TRY(tr_ddp_sync(t->net, exchange));
     bool finite = true;
     if (exchange) TR__TRY(choose_when_to_step(t, *loss, &finite));
@@ -263,6 +264,8 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     tr__in_backward_pause(t->optimizer, !steps);
     tr_status status = tr_backward(root);
     tr__in_backward_pause(t->optimizer, !p->step_in_backward);
+    /* Before it a device would stand still while the host waits: nothing of backward would be enqueued. */
+    if (!early && status == TR_OK) *loss += part * tr_item(mean);
     return status;
 }
 

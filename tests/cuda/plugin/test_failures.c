@@ -1,7 +1,7 @@
 /*
  * What a program is told when something fails long after it was enqueued, and when a device's memory is used up: by the op
- * that caused it, with TRIREME_CHECK=sync, and by the module that asked. Each case is a process of its own, as the device is
- * lost then.
+ * that caused it, with TRIREME_CHECK=sync, and by the module that asked; and when a trainer finds out. Each case is a process
+ * of its own, as the device is lost then.
  */
 #include <trireme/trireme.h>
 
@@ -97,12 +97,48 @@ static void who_asks_for_too_much_memory_is_named(void **state)
     in_a_child(NULL, "memory_mb=64", asking_for_too_much);
 }
 
+static tr_status a_sample(const tr_sample_call *call, tr_sample *out)
+{
+    out->x = tr_rand((uint64_t)call->index, TR_SHAPE(4));
+    out->y = tr_scalar(call->index % 3, TR_I64);
+    return tr_status_of(out->x);
+}
+
+static tr_status see(tr_tensor *leaf, tr_tensor *grad, void *user)
+{
+    (void)leaf, (void)grad;
+    *(bool *)user = true;
+    return TR_OK;
+}
+
+/* The first kernel of the step fails when somebody waits: backward has been enqueued by then. */
+static void training(void)
+{
+    TR_SCOPE;
+    bool seen = false, stop = false;
+    tr_metrics_row row;
+    tr_module *net = tr_linear(4, 3);
+    MUST(tr_module_to(net, gpu()) == TR_OK);
+    tr_trainer *trainer = tr_classifier_trainer(net, tr_dataset_new(12, a_sample), .global_batch = 6, .steps = 2);
+    MUST(tr_status_of(trainer) == TR_OK);
+    MUST(tr_grad_hook_add(tr_list_at(tr_parameters(net), 0), see, &seen) >= 0);
+    MUST(tr_trainer_step(trainer, &row, &stop) != TR_OK);
+    MUST(seen);
+}
+
+static void a_trainer_waits_for_the_loss_behind_backward(void **state)
+{
+    (void)state;
+    in_a_child(NULL, "fail=kernel:1", training);
+}
+
 int main(void)
 {
     setenv("TRIREME_PLUGINS", PLUGIN, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_kernel_that_fails_late_is_named_when_each_is_waited_for),
         cmocka_unit_test(who_asks_for_too_much_memory_is_named),
+        cmocka_unit_test(a_trainer_waits_for_the_loss_behind_backward),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
