@@ -68,46 +68,56 @@ __global__ void copy_rows(T *to, const T *from, int64_t rows, int64_t columns, i
     }
 }
 
-/* A transposed copy: both sides are read and written along their own contiguous dimension, by way of a tile.
+/* A transposed copy: both sides are read and written along their own contiguous dimension, by way of a tile, which is
+ * wide where the matrix is low, and high where it is narrow.
  * to: [.., rows, columns] with columns contiguous; from has rows contiguous. */
-constexpr int TILE = 32, TILE_ROWS = 8;
+constexpr int TILE = 32;
 
-template <class T>
-__global__ void transpose(T *to, const T *from, int64_t rows, int64_t columns, int64_t to_row, int64_t from_column,
-                          axis to_others, axis from_others)
+struct tile_sizes {
+    divisor rows, columns;
+    tile_sizes(int64_t of_rows, int64_t of_columns)
+        : rows(least(of_rows, of_columns < TILE ? TILE * TILE / of_columns : TILE)),
+          columns(least(of_columns, TILE * TILE / rows.by))
+    {
+    }
+};
+
+template <class To, class From>
+__global__ void transpose(To *to, const From *from, int64_t rows, int64_t columns, int64_t to_row, int64_t from_column,
+                          const __grid_constant__ tile_sizes sizes, axis to_others, axis from_others)
 {
-    __shared__ T tile[TILE][TILE + 1];
-    int64_t tiles = (columns + TILE - 1) / TILE;
-    int64_t row0 = blockIdx.x / tiles * TILE, column0 = blockIdx.x % tiles * TILE;
+    __shared__ To tile[TILE * TILE * 3 / 2]; /* rows of an odd number of elements: no bank is asked twice */
+    unsigned count = sizes.rows.by * sizes.columns.by, pitch = sizes.columns.by | 1;
+    int64_t tiles = (columns + sizes.columns.by - 1) / sizes.columns.by;
+    int64_t row0 = blockIdx.x / tiles * sizes.rows.by, column0 = blockIdx.x % tiles * sizes.columns.by;
     for (int64_t other = blockIdx.y; other < to_others.n; other += gridDim.y) {
-        T *y = to + to_others.at(other);
-        const T *x = from + from_others.at(other);
-        for (int c = threadIdx.y; c < TILE; c += TILE_ROWS)
-            if (row0 + threadIdx.x < rows && column0 + c < columns)
-                tile[c][threadIdx.x] = x[(column0 + c) * from_column + row0 + threadIdx.x];
+        To *y = to + to_others.at(other);
+        const From *x = from + from_others.at(other);
+        for (unsigned i = threadIdx.x; i < count; i += BLOCK) {
+            unsigned c = sizes.rows.quotient(i), r = i - c * sizes.rows.by;
+            if (row0 + r >= rows || column0 + c >= columns) continue;
+            From element = x[(column0 + c) * from_column + row0 + r];
+            if constexpr (std::is_same_v<To, From>) tile[r * pitch + c] = element;
+            else tile[r * pitch + c] = narrow<To>(wide(element));
+        }
         __syncthreads();
-        for (int r = threadIdx.y; r < TILE; r += TILE_ROWS)
-            if (row0 + r < rows && column0 + threadIdx.x < columns)
-                y[(row0 + r) * to_row + column0 + threadIdx.x] = tile[threadIdx.x][r];
+        for (unsigned i = threadIdx.x; i < count; i += BLOCK) {
+            unsigned r = sizes.columns.quotient(i), c = i - r * sizes.columns.by;
+            if (row0 + r < rows && column0 + c < columns) y[(row0 + r) * to_row + column0 + c] = tile[r * pitch + c];
+        }
         __syncthreads();
     }
 }
 
-/* The dimension of `from` along which it is contiguous, when that is not the last one, which is `to`'s; -1: there is
- * none. */
-static int transposed_dim(const loop &l)
-{
-    int last = l.ndim - 1;
-    if (l.ndim < 2 || l.stride[0][last] != 1 || l.stride[1][last] <= 1 || l.dim[last] < TILE / 2) return -1;
-    for (int d = 0; d < last; d++)
-        if (l.stride[1][d] == 1 && l.dim[d] >= TILE / 2) return d;
-    return -1;
-}
-
-template <class T> static tr_status launch_transpose(const job &j, const loop &l, int d)
+/* Launches the transposed copy, where the elements lie so that it serves: `from` is contiguous along another dimension than
+ * `to`, whose last one that is. */
+template <class To, class From> static tr_status launch_transpose(const job &j, const loop &l)
 {
     int64_t dim[TR_MAX_DIMS], to[TR_MAX_DIMS], from[TR_MAX_DIMS];
-    int last = l.ndim - 1, n = 0;
+    int last = l.ndim - 1, n = 0, d = 0;
+    if (l.ndim < 2 || l.stride[0][last] != 1 || l.stride[1][last] <= 1) return TR_DECLINED;
+    while (d < last && l.stride[1][d] != 1) d++;
+    if (d == last || l.dim[d] * l.dim[last] < BLOCK) return TR_DECLINED;
     for (int e = 0; e < last; e++) {
         if (e == d) continue;
         dim[n] = l.dim[e];
@@ -115,27 +125,31 @@ template <class T> static tr_status launch_transpose(const job &j, const loop &l
         from[n++] = l.stride[1][e];
     }
     axis to_others = axis_of(n, dim, to), from_others = axis_of(n, dim, from);
-    int64_t tiles = parts_of(l.dim[d], TILE) * parts_of(l.dim[last], TILE);
+    tile_sizes sizes(l.dim[d], l.dim[last]);
+    int64_t tiles = parts_of(l.dim[d], sizes.rows.by) * parts_of(l.dim[last], sizes.columns.by);
     if (tiles > GRID_LIMIT) return TR_DECLINED;
-    dim3 grid((unsigned)tiles, (unsigned)least(to_others.n, GRID_YZ_LIMIT)), block(TILE, TILE_ROWS);
-    return LAUNCH(j, transpose<T>, grid, block, 0, (T *)l.data[0], (const T *)l.data[1], l.dim[d], l.dim[last],
-                  l.stride[0][d], l.stride[1][last], to_others, from_others);
+    dim3 grid((unsigned)tiles, (unsigned)least(to_others.n, GRID_YZ_LIMIT));
+    return LAUNCH(j, (transpose<To, From>), grid, BLOCK, 0, (To *)l.data[0], (const From *)l.data[1], l.dim[d],
+                  l.dim[last], l.stride[0][d], l.stride[1][last], sizes, to_others, from_others);
 }
 
-template <class To, class From> static tr_status launch_flat(const job &j, const loop &l)
+/* TR_DECLINED: convert_strided() serves. */
+template <class To, class From> static tr_status convert_fast(const job &j, const loop &l)
 {
+    if (!loop_is_flat(l) || l.stride[1][0] != 1) return launch_transpose<To, From>(j, l);
+    if (((uintptr_t)l.data[0] | (uintptr_t)l.data[1]) % 16 != 0) return TR_DECLINED;
     return LAUNCH(j, (convert_flat<To, From>), grid_for(l.count, 4 * BLOCK), BLOCK, 0, (To *)l.data[0],
                   (const From *)l.data[1], l.count);
 }
 
 static tr_status convert_loop(const job &j, const loop &l, tr_dtype to, tr_dtype from)
 {
-    if (loop_is_flat(l) && l.stride[1][0] == 1 && ((uintptr_t)l.data[0] | (uintptr_t)l.data[1]) % 16 == 0) {
-        if (to == TR_BF16 && from == TR_F32) return launch_flat<bf16, float>(j, l);
-        if (to == TR_F32 && from == TR_BF16) return launch_flat<float, bf16>(j, l);
-        if (to == TR_F16 && from == TR_F32) return launch_flat<f16, float>(j, l);
-        if (to == TR_F32 && from == TR_F16) return launch_flat<float, f16>(j, l);
-    }
+    tr_status status = to == TR_BF16 && from == TR_F32   ? convert_fast<bf16, float>(j, l)
+                       : to == TR_F32 && from == TR_BF16 ? convert_fast<float, bf16>(j, l)
+                       : to == TR_F16 && from == TR_F32  ? convert_fast<f16, float>(j, l)
+                       : to == TR_F32 && from == TR_F16  ? convert_fast<float, f16>(j, l)
+                                                         : TR_DECLINED;
+    if (status != TR_DECLINED) return status;
     return loop_in_parts(l, [&](const loop &part) {
         return for_wide(from, [&](auto t) {
             return LAUNCH(j, convert_strided<typename decltype(t)::type>, grid_for(part.count), BLOCK, 0, to,
@@ -156,8 +170,7 @@ tr_status copy_into(const job &j, const tr_device_tensor &y, const tr_device_ten
             return cuda_failure(
                 cudaMemcpyAsync(l.data[0], l.data[1], (size_t)l.count * sizeof(T), cudaMemcpyDeviceToDevice, j.stream),
                 "copy");
-        int d = transposed_dim(l);
-        tr_status status = d < 0 ? TR_DECLINED : launch_transpose<T>(j, l, d);
+        tr_status status = launch_transpose<T, T>(j, l);
         if (status != TR_DECLINED) return status;
         if (l.ndim == 2 && l.stride[0][1] == 1 && l.stride[1][1] == 1 && l.dim[1] >= 64) {
             dim3 grid((unsigned)least(parts_of(l.dim[1], 8 * BLOCK), GRID_LIMIT), (unsigned)least(l.dim[0], GRID_YZ_LIMIT));

@@ -140,10 +140,11 @@ static void every_op_was_compared(void **state)
             fail_msg("%s was not run", tr__ops[i].name);
 }
 
-/* The kernel "copy" makes of x what tr_contiguous() makes on the CPU, which is no op and so is not run by both. */
-static void compare_contiguous(tr_tensor *x)
+/* The kernel "copy" makes of x what tr_contiguous() makes on the CPU, which is no op and so is not run by both. dtype: of
+ * what it makes. */
+static void compare_contiguous(tr_tensor *x, tr_dtype dtype)
 {
-    tr_tensor *y = tr_contiguous(x);
+    tr_tensor *y = tr_contiguous(tr_cast(x, dtype));
     device_copies copies = {0};
     assert_int_equal(tr_status_of(y), TR_OK);
     tr_device_tensor from = on_device_view(&copies, x), to = on_device_view(&copies, y);
@@ -167,10 +168,17 @@ static void sizes_that_blocks_share(void **state)
     assert_int_equal(tr_status_of(tr_sum(tr_transpose(x, 0, 1), 0)), TR_OK);
     assert_int_equal(tr_status_of(tr_max(x)), TR_OK);
     assert_int_equal(tr_status_of(tr_sort(x, -1)), TR_OK);
-    compare_contiguous(tr_transpose(tr_randn(7, TR_SHAPE(70, 6000)), 0, 1)); /* by tiles */
+    compare_contiguous(tr_transpose(tr_randn(7, TR_SHAPE(70, 6000)), 0, 1), TR_F32); /* by tiles */
+    for (int low = 0; low < 2; low++) { /* weights of convolutions, as cuDNN has them, and back: low tiles, and narrow ones */
+        tr_dtype from = low ? TR_F16 : TR_F32, to = low ? TR_F32 : TR_BF16;
+        tr_tensor *weight = tr_randn(8, TR_SHAPE(3, 150, 3, 3), .dtype = from);
+        compare_contiguous(tr_permute(weight, (int[]){0, 2, 3, 1}, 4), to);
+        weight = tr_randn(8, TR_SHAPE(3, 3, 3, 150), .dtype = to);
+        compare_contiguous(tr_permute(weight, (int[]){0, 3, 1, 2}, 4), from);
+    }
     assert_int_equal(tr_status_of(tr_matmul(tr_slice(x, 0, 0, 2), tr_transpose(x, 0, 1))), TR_OK); /* shares k */
     assert_int_equal(tr_status_of(tr_batch_norm_op(images, .training = true)), TR_OK);
-    compare_contiguous(tr_permute(images, (int[]){0, 2, 3, 1}, 4));
+    compare_contiguous(tr_permute(images, (int[]){0, 2, 3, 1}, 4), TR_F32);
     tr_tensor *ids = tr_arange(100, TR_I64, tr_cpu(0)); /* more than are compared each with all */
     tr_tensor *index = tr_expand(tr_cast(tr_affine(tr_cast(ids, TR_F64), 0.07, 0), TR_I64), TR_SHAPE(3, 100));
     assert_int_equal(
