@@ -2,7 +2,10 @@
 #ifndef TRIREME_CUDA_ATTENTION_H
 #define TRIREME_CUDA_ATTENTION_H
 
+#include "device.h"
 #include "families.h"
+
+#include <map>
 
 /* A [batch, heads, rows, dim] view of memory; lse and masks have other last dimensions. */
 struct heads {
@@ -19,12 +22,15 @@ struct attention {
     heads q, k, v, o, g, dq, dk, dv, mask, lse;
 };
 
-/* More shared memory than 48 KB has to be asked for. */
+/* More shared memory than 48 KB has to be asked for, once for each device. */
 template <class K> inline tr_status allow_shared(K kernel, size_t bytes)
 {
-    if (bytes <= 48 << 10) return TR_OK;
-    return cuda_failure(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        "attention");
+    thread_local std::map<std::pair<int, K>, size_t> allowed;
+    size_t &most = allowed[{device_entered(), kernel}];
+    if (bytes <= 48 << 10 || bytes <= most) return TR_OK;
+    TRY(cuda_failure(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "attention"));
+    most = bytes;
+    return TR_OK;
 }
 
 /* Have tensor cores kernels for the call's dtype, sizes and strides on its device? */

@@ -321,6 +321,69 @@ static void a_convolution_by_channels(void)
     assert_int_equal(convolve_of(1, 2, 3, 1), TR_OK);
 }
 
+/* The double has no other engine for this stride. */
+static void an_engine_that_compiles(void)
+{
+    assert_int_equal(convolve_of(1, 1, 3, 5), TR_DEVICE);
+    assert_message("cuda: cuDNN: cudnnBackendExecute");
+    assert_int_equal(convolve_of(1, 1, 3, 5), TR_OK);
+}
+
+/* What comes first while a graph is captured is planned there, and stays planned until the graph goes, however many
+ * others come. */
+static void plans_of_a_graph(void)
+{
+    TR_SCOPE;
+    device_copies copies = {0};
+    tr_device_graph *graph = NULL;
+    tr_tensor *a = tr_ones(TR_SHAPE(2, 3)), *b = tr_ones(TR_SHAPE(3, 2)), *product = tr_ones(TR_SHAPE(2, 2)),
+              *image = tr_ones(TR_SHAPE(1, 1, 3, 3)), *weight = tr_ones(TR_SHAPE(1, 1, 2, 2)),
+              *y = tr_ones(TR_SHAPE(1, 1, 2, 2));
+    const tr_tensor *all[] = {a, b, product, image, weight, y};
+    tr_conv2d_attrs attrs = {.stride = 1, .dilation = 1, .groups = 1};
+    for (int i = 0; i < 6; i++) (void)on_device_view(&copies, all[i]);
+    assert_int_equal(on_device()->capture_begin(0, &graph), TR_OK);
+    assert_int_equal(run_of_two(&copies, "matmul", a, b, product, NULL, 0), TR_OK);
+    assert_int_equal(run_of_two(&copies, "conv2d", image, weight, y, &attrs, sizeof attrs), TR_OK);
+    assert_int_equal(on_device()->capture_end(0, graph), TR_OK);
+    for (int i = 0; i < 16 * 16 * 17; i++) assert_int_equal(convolve_of(1 + i % 16, 1 + i / 16 % 16, 2 + i / 256, 1), TR_OK);
+    assert_int_equal(on_device()->graph_launch(0, graph), TR_OK);
+    assert_all(&copies, product, 3);
+    assert_all(&copies, y, 4);
+    on_device()->graph_free(0, graph);
+    on_device_free(&copies);
+}
+
+static void an_engine_that_fails(void)
+{
+    assert_int_equal(convolve_of(1, 1, 3, 5), TR_OK);
+}
+
+static tr_status attend(void)
+{
+    TR_SCOPE;
+    device_copies copies = {0};
+    tr_tensor *q = tr_ones(TR_SHAPE(1, 1, 2, 128), .dtype = TR_BF16), *lse = tr_ones(TR_SHAPE(1, 1, 2));
+    tr_device_tensor v = on_device_view(&copies, q), in[] = {v, v, v, {0}}, out[] = {v, on_device_view(&copies, lse)};
+    tr_kernel_call call = {.size = sizeof call, .op = "attention", .attrs = &(tr_attention_attrs){.scale = 1},
+        .attrs_size = sizeof(tr_attention_attrs), .n_inputs = 4, .n_outputs = 2, .inputs = in, .outputs = out};
+    tr_status status = on_device_kernel("attention")->run(&call);
+    on_device_free(&copies);
+    return status;
+}
+
+/* More shared memory is asked for once, and again when that failed. */
+static void shared_memory_is_asked_for_once(void)
+{
+    for (int i = 0; i < 3; i++) assert_int_equal(attend(), TR_OK);
+}
+
+static void shared_memory_that_is_refused(void)
+{
+    assert_int_equal(attend(), TR_DEVICE);
+    for (int i = 0; i < 3; i++) assert_int_equal(attend(), TR_OK);
+}
+
 /* Where an engine cannot be asked about, or takes no graph, there are the plug-in's own kernels. */
 static void no_cudnn(void)
 {
@@ -380,10 +443,14 @@ static const struct {
     {"a failing descriptor", "fail=cudnnBackendCreateDescriptor:3", a_failing_convolution},
     {"a failing graph", "fail=cudnnBackendFinalize:6", a_failing_convolution},
     {"a convolution by channels", "fail=cudnnBackendExecute:1", a_convolution_by_channels},
+    {"an engine that compiles", "fail=cudnnBackendExecute:1", an_engine_that_compiles},
+    {"plans of a graph", "seed=1", plans_of_a_graph},
+    {"shared memory is asked for once", "fail=libcudnn:1 fail=cudaFuncSetAttribute:2", shared_memory_is_asked_for_once},
+    {"shared memory that is refused", "fail=libcudnn:1 fail=cudaFuncSetAttribute:1", shared_memory_that_is_refused},
     {"a failing handle", "fail=cudnnCreate:1", a_failing_convolution},
     {"no cuDNN", "fail=libcudnn:1", no_cudnn},
     {"a failing fallback", "fail=cudnnBackendFinalize:8", a_failing_convolution},
-    {"an engine that fails", "fail=cudnnBackendFinalize:10", no_cudnn},
+    {"an engine that fails", "fail=cudnnBackendFinalize:9", an_engine_that_fails},
     {"an engine that cannot be asked", "fail=cudnnBackendGetAttribute:8", no_cudnn},
     {"products without an algorithm", "seed=1", products_without_an_algorithm},
     {"a cuBLASLt that lacks a function", "fail=dlsym:2", no_cublaslt},
