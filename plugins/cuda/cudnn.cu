@@ -2,7 +2,8 @@
  * cuDNN's graph interface, opened when its first user comes. What is to be computed is described by descriptors with
  * attributes: tensors, operations, a graph of them. For that the heuristic names engines, best first, and in a second
  * mode those that serve for any graph. The first of them is taken that computes as exactly as it was asked, in a fixed
- * order, and takes the graph. What comes of it is a plan.
+ * order, and takes the graph; one that compiles its kernel first, which takes seconds, where no other does. What comes
+ * of it is a plan.
  */
 #include "cudnn_plan.h"
 
@@ -104,8 +105,21 @@ static bool refuses(int note, bool exact)
 
 static constexpr int64_t MOST_WORKSPACE = 1 << 30;
 
-/* Can the configuration serve? */
-bool cudnn_plan::choose(cudnnHandle_t handle, const descriptor &config, bool exact)
+/* Does the engine compile its kernel when the plan is made? */
+static bool compiles(const descriptor &engine)
+{
+    int notes[CUDNN_BEHAVIOR_NOTE_TYPE_COUNT];
+    int64_t n = 0;
+    if (cudnn()->cudnnBackendGetAttribute(engine.at, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE,
+                                          CUDNN_BEHAVIOR_NOTE_TYPE_COUNT, &n, notes))
+        return false;
+    for (int64_t i = 0; i < n && i < CUDNN_BEHAVIOR_NOTE_TYPE_COUNT; i++)
+        if (notes[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) return true;
+    return false;
+}
+
+/* Can the configuration serve? Asked of engines that compile, or of the others. */
+bool cudnn_plan::choose(cudnnHandle_t handle, const descriptor &config, bool exact, bool compiling)
 {
     int notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     int64_t found = 0, n = 0;
@@ -113,6 +127,7 @@ bool cudnn_plan::choose(cudnnHandle_t handle, const descriptor &config, bool exa
     const cudnn_library &l = *cudnn();
     if (l.cudnnBackendGetAttribute(config.at, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found,
                                    &engine.at) ||
+        compiles(engine) != compiling ||
         l.cudnnBackendGetAttribute(engine.at, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                    CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, notes))
         return false;
@@ -150,8 +165,9 @@ cudnnStatus_t cudnn_plan::ask(cudnnHandle_t handle, int mode, const descriptor &
     cudnnStatus_t status = cudnn()->cudnnBackendGetAttribute(heuristic.at, CUDNN_ATTR_ENGINEHEUR_RESULTS,
         CUDNN_TYPE_BACKEND_DESCRIPTOR, ASKED, &found, addresses);
     /* `found` is how many there are, however few were asked for. */
-    for (int64_t i = 0; status == CUDNN_STATUS_SUCCESS && i < found && i < ASKED && !execution; i++)
-        if (choose(handle, *configs[i], exact)) parts.push_back(std::move(configs[i]));
+    for (bool compiling : {false, true})
+        for (int64_t i = 0; status == CUDNN_STATUS_SUCCESS && i < found && i < ASKED && !execution; i++)
+            if (choose(handle, *configs[i], exact, compiling)) parts.push_back(std::move(configs[i]));
     return status;
 }
 

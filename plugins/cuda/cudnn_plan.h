@@ -52,7 +52,7 @@ struct cudnn_plan {
 
 private:
     cudnnStatus_t ask(cudnnHandle_t handle, int mode, const descriptor &graph, bool exact);
-    bool choose(cudnnHandle_t handle, const descriptor &config, bool exact);
+    bool choose(cudnnHandle_t handle, const descriptor &config, bool exact, bool compiling);
 };
 
 int cudnn_type_of(int64_t dtype);

@@ -20,6 +20,19 @@ cudaStream_t device_stream(int index, tr_device_stream *stream);
 /* The failure that kernels have noted since the last call, once; TR_OK: none. After a wait for the device. */
 tr_status device_fault(int index);
 
+/* While it lives the calling thread may do what would break a capture of its: allocate, free, load what a library has.
+ * None of that is part of a graph. */
+class outside_captures {
+public:
+    outside_captures() { (void)cudaThreadExchangeStreamCaptureMode(&mode); }
+    ~outside_captures() { (void)cudaThreadExchangeStreamCaptureMode(&mode); }
+    outside_captures(const outside_captures &) = delete;
+    outside_captures &operator=(const outside_captures &) = delete;
+
+private:
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+};
+
 /* ---- Memory (memory.cu): kept for later, in the order of streams. What is released on a stream may be used again on
  * it at once, as what comes next runs after what was there.
  * ------------------------------------------------------------------------ */

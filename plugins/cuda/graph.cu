@@ -36,6 +36,7 @@ struct tr_device_graph {
     int index;
     cudaStream_t stream;  /* where it is captured; its blocks of memory have its name */
     cudaGraphExec_t exec; /* NULL: it is captured still */
+    std::vector<std::shared_ptr<void>> kept;
     std::vector<live_value> values;
     std::vector<char> bytes; /* of the values, as the next launch has them */
     void *block;             /* on the device */
@@ -119,6 +120,11 @@ tr_status graph_live(const job &j, size_t bytes, live_maker make, void **out)
     *j.call.live = (int)g->values.size() - 1;
     *out = (char *)g->block + at;
     return TR_OK;
+}
+
+void graph_keep(int64_t index, std::shared_ptr<void> used)
+{
+    if (graph_stream((int)index)) capturing->kept.push_back(std::move(used));
 }
 
 /* ---- Launching --------------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include "kernel.h"
 
 #include <functional>
+#include <memory>
 #include <new>
 #include <type_traits>
 
@@ -24,6 +25,9 @@ void graph_free(int index, tr_device_graph *graph);
  * host memory, what belongs to some attributes. */
 typedef std::function<void(const void *attrs, void *to)> live_maker;
 tr_status graph_live(const job &j, size_t bytes, live_maker make, void **out);
+
+/* Keeps what kernels that the calling thread captures run from, as a library has it, for as long as the graph lives. */
+void graph_keep(int64_t index, std::shared_ptr<void> used);
 
 /*
  * For a kernel whose attributes change from launch to launch. make(attrs) is what it takes of them, a T; when the

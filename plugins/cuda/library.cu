@@ -5,6 +5,7 @@
 
 bool open_library(const char *name, const library_function *functions, const char *instead)
 {
+    outside_captures now;
     char text[256];
     void *library = tr_library_open(name), *found = library;
     const library_function *f = functions;

@@ -65,16 +65,6 @@ bool caches()
     return caches;
 }
 
-/* Allocates or frees: allowed also while this thread captures a stream, as it is no part of that. */
-template <class F> cudaError_t while_capturing(F call)
-{
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaError_t error = call();
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    return error;
-}
-
 size_t rounded(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
@@ -172,12 +162,12 @@ tr_status new_segment(int index, pool &p, cudaStream_t stream, size_t bytes, blo
                     : bytes < LARGE_SEGMENT / 2 ? LARGE_SEGMENT
                                                 : rounded(bytes, LARGE_GRAIN);
     void *at = nullptr;
-    auto allocate = [&] { return cudaMalloc(&at, wanted); };
-    cudaError_t error = while_capturing(allocate);
+    outside_captures now;
+    cudaError_t error = cudaMalloc(&at, wanted);
     /* What is kept for other sizes and streams serves again. To wait for the device would break a capture. */
     if (error == cudaErrorMemoryAllocation && !graph_stream(index) && cudaDeviceSynchronize() == cudaSuccess) {
         free_unused(p);
-        error = while_capturing(allocate);
+        error = cudaMalloc(&at, wanted);
     }
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
@@ -321,7 +311,8 @@ tr_status memory_host_allocate(size_t bytes, void **out)
             return TR_OK;
         }
     }
-    cudaError_t error = while_capturing([&] { return cudaHostAlloc(out, size, cudaHostAllocPortable); });
+    outside_captures now;
+    cudaError_t error = cudaHostAlloc(out, size, cudaHostAllocPortable);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         return host->fail(TR_NO_MEMORY, "cuda: no %.1f MB of host memory that the device can reach",
@@ -342,5 +333,6 @@ void memory_host_release(void *memory, size_t bytes)
         }
     } catch (const std::bad_alloc &) { /* it goes back to the system */
     }
-    (void)while_capturing([&] { return cudaFreeHost(memory); });
+    outside_captures now;
+    (void)cudaFreeHost(memory);
 }

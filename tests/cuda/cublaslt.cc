@@ -166,7 +166,10 @@ cublasStatus_t set(T *field, const void *value, size_t bytes)
 
 } /* namespace */
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make(handle, {current_device}); }
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
+{
+    return may_allocate() ? make(handle, {current_device}) : CUBLAS_STATUS_EXECUTION_FAILED;
+}
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
 {
@@ -229,7 +232,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     const multiplication x = {*matmul, *a, *b, *c, *d};
-    if (!x.is_valid()) return CUBLAS_STATUS_EXECUTION_FAILED; /* a mistake that an own kernel would hide */
+    if (!x.is_valid() || !may_allocate()) return CUBLAS_STATUS_EXECUTION_FAILED; /* a mistake that an own kernel would hide */
     if (matmul->epilogue != CUBLASLT_EPILOGUE_DEFAULT && (x.m() == 1 || x.k() == 1)) return CUBLAS_STATUS_INVALID_VALUE;
     if (!x.is_possible()) return CUBLAS_STATUS_NOT_SUPPORTED;
     /* For some shapes it finds none, or one that is not to be used, as the real one may. */

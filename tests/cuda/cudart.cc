@@ -223,6 +223,13 @@ bool is_stream_of(int device, cudaStream_t stream)
     return s && s->device == device;
 }
 
+bool is_captured(cudaStream_t stream)
+{
+    held_lock held(state().lock);
+    const tr_stream *s = stream_of(stream);
+    return s && s->capture;
+}
+
 cudaError_t enqueue(cudaStream_t stream, operation op)
 {
     return call(nullptr, cudaSuccess, false, [&](held_lock &held) {

@@ -158,6 +158,7 @@ cudaError_t enqueue(cudaStream_t stream, operation op);
 tr_stream *stream_of(cudaStream_t stream);
 /* For the doubles of libraries, whose handles are a device's; takes the lock. */
 bool is_stream_of(int device, cudaStream_t stream);
+bool is_captured(cudaStream_t stream);
 /* Enqueues, or captures. */
 cudaError_t put(held_lock &held, tr_stream *s, operation op);
 /* Run what is enqueued until all of a stream, or of a device, has run. */
@@ -165,6 +166,8 @@ cudaError_t wait_for(held_lock &held, tr_stream *s);
 cudaError_t wait_for_device(held_lock &held, int device);
 /* Calls that may not be made while this thread captures, or while any does that asked for it: the capture fails. */
 cudaError_t refuse_while_capturing();
+/* For the doubles of libraries: may this thread allocate and load now? Takes the lock. */
+bool may_allocate();
 /* What goes wrong on the device by an operation's `run`: text for take_failure() and cudaGetErrorString(). */
 void describe_failure(const std::string &text);
 

@@ -28,6 +28,12 @@ cudaError_t refuse_while_capturing()
     return error;
 }
 
+bool may_allocate()
+{
+    held_lock held(state().lock);
+    return refuse_while_capturing() == cudaSuccess;
+}
+
 /* Runs the nodes, those of a lane in order, waiting as they did when they were captured, in an order that is drawn
  * anew. */
 static cudaError_t replay(const captured_graph &g)

@@ -2,7 +2,9 @@
  * A double of cuDNN's graph interface for convolutions and attention, and how the doubles of libraries are found by name. A
  * descriptor is what has been set in it, by value. The heuristic names engines of which most must not be taken, by
  * their numerical notes or for their workspace. As with the real one, what adds f32 in
- * full and in a fixed order is named in the fallback mode alone. CUDA_EMULATOR="fail=cudnnBackendExecute:2" lets
+ * full and in a fixed order is named in the fallback mode alone. One that compiles comes first, and must not be taken but
+ * for f32 with strides of 5, where there is no other. A plan must not go before the graphs that were captured with it, nor be made
+ * where memory may not be allocated. CUDA_EMULATOR="fail=cudnnBackendExecute:2" lets
  * the second call fail, as of any function; of "libcudnn" or "libcublasLt" the library is not found, of "dlsym" a
  * function of it.
  */
@@ -19,8 +21,10 @@ namespace {
 
 enum : int64_t { WORKSPACE = 192, TOO_LARGE = int64_t(2) << 30 };
 
-/* To run another than ROUNDING, which takes no graph of 16-bit types, or SERVES, which has no note, is a failure. */
-enum { UNORDERED, ROUNDING, NARROWING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, SERVES };
+enum { COMPILED_STRIDE = 5 };
+/* To run another than ROUNDING, which takes no graph of 16-bit types, SERVES, which has no numerical note, or COMPILES for
+ * its stride, is a failure. */
+enum { UNORDERED, ROUNDING, NARROWING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, COMPILES, SERVES };
 const int notes[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
     CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
     CUDNN_NUMERICAL_NOTE_FFT, CUDNN_NUMERICAL_NOTE_WINOGRAD, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13};
@@ -139,6 +143,7 @@ const cudnnBackendDescriptor &graph_of(const cudnnBackendDescriptor &plan)
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
 {
+    if (!may_allocate()) return CUDNN_STATUS_EXECUTION_FAILED;
     *handle = new cudnnContext{current_device, nullptr};
     return CUDNN_STATUS_SUCCESS;
 }
@@ -167,7 +172,7 @@ const char *cudnnGetErrorString(cudnnStatus_t status)
 
 cudnnStatus_t cudnnBackendCreateDescriptor(int type, cudnnBackendDescriptor_t *descriptor)
 {
-    *descriptor = new cudnnBackendDescriptor{type, 0, false, {}, {}};
+    *descriptor = new cudnnBackendDescriptor{type, 0, false, {}, {}, nullptr};
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -201,6 +206,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
         !(is_convolution(*d) ? convolution_of(*d).is_possible() : is_attention(*d)))
         return CUDNN_STATUS_NOT_SUPPORTED;
     if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
+        if (!may_allocate()) return CUDNN_STATUS_EXECUTION_FAILED;
+        d->life = std::make_shared<char>();
         d->engine = d->part(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG).engine;
         if (d->engine == ROUNDING && is_convolution(graph_of(*d)) && convolution_of(graph_of(*d)).x.type != element::f32)
             return CUDNN_STATUS_NOT_SUPPORTED;
@@ -209,17 +216,25 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
     return CUDNN_STATUS_SUCCESS;
 }
 
+static bool must_compile(const cudnnBackendDescriptor &graph)
+{
+    return is_convolution(graph) && convolution_of(graph).step[0] == COMPILED_STRIDE;
+}
+
 /* The engines that the heuristic names, best first. */
 static std::vector<int> engines_for(const cudnnBackendDescriptor &heuristic)
 {
     const cudnnBackendDescriptor &graph = heuristic.part(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-    if (heuristic.one<int>(CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK) return {UNORDERED, GREEDY, SERVES};
+    if (heuristic.one<int>(CUDNN_ATTR_ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK) {
+        if (must_compile(graph)) return {COMPILES};
+        return {COMPILES, UNORDERED, GREEDY, SERVES};
+    }
     if (is_convolution(graph) && convolution_of(graph).x.type == element::f32) {
         std::vector<int> refused(40, UNORDERED); /* more than anyone asks for at once */
         refused[0] = ROUNDING, refused[1] = NARROWING, refused[2] = WINOGRAD;
         return refused;
     }
-    return {UNORDERED, ROUNDING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, SERVES};
+    return {COMPILES, UNORDERED, ROUNDING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, SERVES};
 }
 
 cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t d, int attribute, int, int64_t wanted, int64_t *count,
@@ -231,16 +246,20 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t d, int attribute
     case CUDNN_ATTR_ENGINEHEUR_RESULTS:
         *count = 0;
         for (int engine : engines_for(*d)) { /* counts all, and writes those that were asked for */
-            if (*count < wanted) *parts[*count] = {CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, engine, true, {}, d->parts};
+            if (*count < wanted) *parts[*count] = {CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, engine, true, {}, d->parts, nullptr};
             ++*count;
         }
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINECFG_ENGINE:
-        *parts[0] = {CUDNN_BACKEND_ENGINE_DESCRIPTOR, d->engine, true, {}, d->parts};
+        *parts[0] = {CUDNN_BACKEND_ENGINE_DESCRIPTOR, d->engine, true, {}, d->parts, nullptr};
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_ENGINE_NUMERICAL_NOTE:
         *count = d->engine < GREEDY;
         if (*count) *static_cast<int *>(values) = notes[d->engine];
+        return CUDNN_STATUS_SUCCESS;
+    case CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE:
+        *count = d->engine == COMPILES;
+        if (*count) *static_cast<int *>(values) = CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION;
         return CUDNN_STATUS_SUCCESS;
     case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE:
         *static_cast<int64_t *>(values) = d->engine == GREEDY ? TOO_LARGE : WORKSPACE;
@@ -255,8 +274,9 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     const auto data = pack->all<void *>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
     void *workspace = pack->one<void *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     const cudnnBackendDescriptor &graph = graph_of(*plan);
-    if (!plan->finalized || !pack->finalized || !workspace || (plan->engine != ROUNDING && plan->engine != SERVES))
-        return CUDNN_STATUS_BAD_PARAM;
+    const int engine = plan->engine;
+    const bool may = engine == ROUNDING || engine == SERVES || (engine == COMPILES && must_compile(graph));
+    if (!plan->finalized || !pack->finalized || !workspace || !may) return CUDNN_STATUS_BAD_PARAM;
     std::vector<cudnn_tensor> tensors;
     if (is_convolution(graph)) {
         const convolution c = convolution_of(graph);
@@ -273,14 +293,19 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
         if (!address || (!t.is_number && reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(t.alignment)))
             return CUDNN_STATUS_BAD_PARAM;
     }
-    const cudaError_t error =
-        enqueue(handle->stream, {"cudnnBackendExecute", [=, rounds = plan->engine == ROUNDING] {
-            memset(workspace, 0xff, WORKSPACE);
-            if (is_convolution(graph))
-                convolution_of(graph).run({at.at(tensors[0].id), at.at(tensors[1].id), at.at(tensors[2].id)}, rounds);
-            else compute_attention(graph, at, numbers);
-            return cudaSuccess;
-        }});
+    const bool rounds = engine == ROUNDING, captured = is_captured(handle->stream);
+    const std::weak_ptr<char> life = plan->life;
+    const cudaError_t error = enqueue(handle->stream, {"cudnnBackendExecute", [=] {
+        if (captured && life.expired()) {
+            describe_failure("a graph has a plan of cuDNN's that is gone");
+            return cudaErrorIllegalAddress;
+        }
+        memset(workspace, 0xff, WORKSPACE);
+        if (is_convolution(graph))
+            convolution_of(graph).run({at.at(tensors[0].id), at.at(tensors[1].id), at.at(tensors[2].id)}, rounds);
+        else compute_attention(graph, at, numbers);
+        return cudaSuccess;
+    }});
     return error == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_EXECUTION_FAILED;
 }
 

@@ -10,6 +10,7 @@ struct cudnnBackendDescriptor {
     bool finalized;
     std::map<int, std::vector<char>> values;
     std::map<int, std::vector<cudnnBackendDescriptor>> parts;
+    std::shared_ptr<char> life = nullptr; /* of a plan */
 
     template <typename T> std::vector<T> all(int attribute) const
     {
