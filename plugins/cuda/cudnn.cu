@@ -2,8 +2,8 @@
  * cuDNN's graph interface, opened when its first user comes. What is to be computed is described by descriptors with
  * attributes: tensors, operations, a graph of them. For that the heuristic names engines, best first, and in a second
  * mode those that serve for any graph. The first of them is taken that computes as exactly as it was asked, in a fixed
- * order, and takes the graph; one that compiles its kernel first, which takes seconds, where no other does. What comes
- * of it is a plan.
+ * order, and takes the graph; of one operation's engines those come last that compile a kernel first, which takes up to
+ * seconds. What comes of it is a plan.
  */
 #include "cudnn_plan.h"
 
@@ -118,7 +118,7 @@ static bool compiles(const descriptor &engine)
     return false;
 }
 
-/* Can the configuration serve? Asked of engines that compile, or of the others. */
+/* Can the configuration serve? Asked of engines that compile, or of the others, which all are where those serve best. */
 bool cudnn_plan::choose(cudnnHandle_t handle, const descriptor &config, bool exact, bool compiling)
 {
     int notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
@@ -127,7 +127,7 @@ bool cudnn_plan::choose(cudnnHandle_t handle, const descriptor &config, bool exa
     const cudnn_library &l = *cudnn();
     if (l.cudnnBackendGetAttribute(config.at, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found,
                                    &engine.at) ||
-        compiles(engine) != compiling ||
+        (!fused && compiles(engine)) != compiling ||
         l.cudnnBackendGetAttribute(engine.at, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                    CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, notes))
         return false;
@@ -184,6 +184,7 @@ cudnnStatus_t cudnn_plan::make(cudnnHandle_t handle, const std::vector<const des
     graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operations);
     graph.finalize();
     if (graph.status) return graph.status;
+    fused = operations.size() > 1;
     for (int mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
         cudnnStatus_t status = ask(handle, mode, graph, exact);
         if (execution || (status && !is_unsupported(status))) return status;

@@ -51,6 +51,7 @@ struct cudnn_plan {
     cudnnStatus_t make(cudnnHandle_t handle, const std::vector<const descriptor *> &operations, bool exact);
 
 private:
+    bool fused = false; /* of several operations: shapes are few, and engines that compile the best */
     cudnnStatus_t ask(cudnnHandle_t handle, int mode, const descriptor &graph, bool exact);
     bool choose(cudnnHandle_t handle, const descriptor &config, bool exact, bool compiling);
 };

@@ -23,7 +23,7 @@ enum : int64_t { WORKSPACE = 192, TOO_LARGE = int64_t(2) << 30 };
 
 enum { COMPILED_STRIDE = 5 };
 /* To run another than ROUNDING, which takes no graph of 16-bit types, SERVES, which has no numerical note, or COMPILES for
- * its stride, is a failure. */
+ * its stride and for attention, is a failure; for attention all others are. */
 enum { UNORDERED, ROUNDING, NARROWING, REDUCING, FOURIER, WINOGRAD, LARGE_WINOGRAD, GREEDY, COMPILES, SERVES };
 const int notes[] = {CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
     CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
@@ -216,9 +216,10 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t d)
     return CUDNN_STATUS_SUCCESS;
 }
 
+/* Of attention's engines the first is to serve, and it compiles. */
 static bool must_compile(const cudnnBackendDescriptor &graph)
 {
-    return is_convolution(graph) && convolution_of(graph).step[0] == COMPILED_STRIDE;
+    return !is_convolution(graph) || convolution_of(graph).step[0] == COMPILED_STRIDE;
 }
 
 /* The engines that the heuristic names, best first. */
@@ -275,7 +276,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     void *workspace = pack->one<void *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
     const cudnnBackendDescriptor &graph = graph_of(*plan);
     const int engine = plan->engine;
-    const bool may = engine == ROUNDING || engine == SERVES || (engine == COMPILES && must_compile(graph));
+    const bool may = engine == COMPILES ? must_compile(graph)
+                                        : is_convolution(graph) && (engine == ROUNDING || engine == SERVES);
     if (!plan->finalized || !pack->finalized || !workspace || !may) return CUDNN_STATUS_BAD_PARAM;
     std::vector<cudnn_tensor> tensors;
     if (is_convolution(graph)) {
