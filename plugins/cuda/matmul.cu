@@ -245,19 +245,12 @@ tr_status cuda_linear(const job &j)
     return run_product(j, p);
 }
 
-/* dx (+)= product * f'(x) */
-template <class T>
-__global__ void times_slope(T *dx, const T *product, const T *x, walk<3> w, tr_activation_kind kind, bool accumulate)
-{
-    using C = compute_of<T>;
-    FOR_EACH_OF(i, w.count)
-    {
-        int64_t place[3];
-        w.at((uint32_t)i, place);
-        C value = wide(product[place[1]]) * activation_slope(kind, wide(x[place[2]]));
-        dx[place[0]] = narrow<T>(accumulate ? wide(dx[place[0]]) + value : value);
-    }
-}
+/* (dx +) product * f'(x) */
+struct slope_of {
+    tr_activation_kind kind;
+    template <class C> __device__ C operator()(C product, C x) const { return product * activation_slope(kind, x); }
+    template <class C> __device__ C operator()(C product, C x, C dx) const { return dx + (*this)(product, x); }
+};
 
 tr_status cuda_linear_grad_input(const job &j)
 {
@@ -284,14 +277,8 @@ tr_status cuda_linear_grad_input(const job &j)
     p.accumulate = a.accumulate && !a.activation;
     TRY(run_product(j, p));
     if (!a.activation) return TR_OK;
-    const tr_device_tensor *tensors[] = {&dx, &made, &j.in(2)};
-    return loop_in_parts(loop_of(dx.shape, tensors, 3), [&](const loop &part) {
-        return for_float(dx.dtype, [&](auto t) {
-            using T = typename decltype(t)::type;
-            return LAUNCH(j, times_slope<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0], (const T *)part.data[1],
-                (const T *)part.data[2], walk<3>(part), a.activation, a.accumulate);
-        });
-    });
+    const tr_device_tensor in[] = {made, j.in(2), dx};
+    return a.accumulate ? map_into<3>(j, dx, in, slope_of{a.activation}) : map_into<2>(j, dx, in, slope_of{a.activation});
 }
 
 /* dbias: [n] (+)= the sums of g's columns. */

@@ -358,8 +358,10 @@ tr_status tr__attention_backward(tr_backward_call *call)
     tr_tensor *g = call->grad_outputs[0];
     if (!g) return TR_OK;
     tr_tensor *grads[3];
-    for (int i = 0; i < 3; i++) {
-        grads[i] = tr__tensor_new(call->inputs[i]->shape, g->dtype, tr__device_of(g));
+    for (int i = 0; i < 3; i++) { /* as the input lies, so that going back to its rows copies nothing */
+        int64_t stride[TR_MAX_DIMS];
+        tr__strides_like(call->inputs[i], call->inputs[i]->shape, stride);
+        grads[i] = tr__tensor_new_strided(call->inputs[i]->shape, stride, g->dtype, tr__device_of(g));
         TR__TRY(tr_status_of(grads[i]));
         call->grad_inputs[i] = grads[i];
     }

@@ -447,7 +447,7 @@ tr_status tr__linear_backward(tr_backward_call *call)
     if (!g) return TR_OK;
     if (call->needs[3]) call->grad_inputs[3] = g;
     if (!call->needs[0] && !call->needs[1] && !call->needs[2]) return TR_OK;
-    g = tr_contiguous(g);
+    if (tr__device_of(g).kind == TR_CPU || !tr__is_in_rows(g)) g = tr_contiguous(g);
     TR__TRY(tr_status_of(g));
     if (call->needs[0]) {
         tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;

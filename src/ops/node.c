@@ -337,19 +337,10 @@ bool tr__as_now(const tr_backward_call *call)
 }
 
 /* The node and the call hold one reference each; any other view would hold one of the storage. */
-/* Row-major, with or without gaps between rows. */
-static bool has_places(const tr_tensor *t)
-{
-    int64_t step = 1;
-    for (int d = t->shape.ndim; d-- > 0; step = t->stride[d] * t->shape.dim[d])
-        if (t->stride[d] < step) return false;
-    return true;
-}
-
 bool tr__is_spare(const tr_backward_call *call, int i)
 {
     const tr_tensor *t = call->inputs[i];
-    return !tr__retains(call) && has_places(t) && t->storage->kind == TR__OWNED && tr__refs(t) <= 2 &&
+    return !tr__retains(call) && tr__is_in_rows(t) && t->storage->kind == TR__OWNED && tr__refs(t) <= 2 &&
         atomic_load(&t->storage->refs) == 1;
 }
 

@@ -84,6 +84,17 @@ bool tr__is_dense(const tr_tensor *x)
     return n == 0 || span == n;
 }
 
+bool tr__is_in_rows(const tr_tensor *x)
+{
+    int64_t step = 1;
+    for (int d = x->shape.ndim - 1; d >= 0; d--) {
+        if (x->shape.dim[d] == 1) continue;
+        if (x->stride[d] < step || (step == 1 && x->stride[d] != 1)) return false;
+        step = x->stride[d] * x->shape.dim[d];
+    }
+    return true;
+}
+
 char *tr_shape_text(tr_shape shape, char text[160])
 {
     int at = snprintf(text, 160, "[");

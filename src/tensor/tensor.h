@@ -118,6 +118,8 @@ void tr__strides_like(const tr_tensor *x, tr_shape shape, int64_t stride[TR_MAX_
 bool tr__has_strides(const tr_tensor *x, const int64_t *stride);
 /* Has x, none of whose elements coincide, no gaps between them? */
 bool tr__is_dense(const tr_tensor *x);
+/* Row-major, but for gaps that may be between rows? */
+bool tr__is_in_rows(const tr_tensor *x);
 /* The shape that a and b broadcast to (NumPy's rule); fails with both in the message. what: the op's name. */
 tr_status tr__broadcast(const char *what, tr_shape a, tr_shape b, tr_shape *out);
 /* Strides with which x is read as if it had shape (0 where it is broadcast). x must be broadcastable to it. */
