@@ -134,6 +134,39 @@ static void gradients_of_replicas_are_rounded_once(void **state)
     assert_true(tr_item(tr_grad(tr_list_at(tr_parameters(net), 0))) == 258);
 }
 
+/* Gradients of x, the weight and the bias of a language model's last layer, on the CPU. Logits of a device begin their rows at
+ * multiples of 64. */
+static void last_layer(tr_device at, tr_tensor *gradients[3])
+{
+    enum { TOKENS = 512, WORDS = 521 };
+    tr_module *head = tr_linear(TOKENS, WORDS, .seed = 6);
+    OK(tr_module_to(head, at));
+    tr_tensor *x = tr_require_grad(tr_to(tr_randn(7, TR_SHAPE(TOKENS, TOKENS)), at));
+    tr_tensor *y = tr_to(tr_argmax(tr_rand(8, TR_SHAPE(TOKENS, WORDS)), 1), at);
+    {
+        TR_SCOPE;
+        TR_AUTOCAST(TR_BF16);
+        tr_tensor *logits = tr_forward(head, x);
+        assert_int_equal(tr_stride(logits, 0), at.kind == TR_CPU ? WORDS : 576);
+        OK(tr_backward(tr_escape(tr_cross_entropy(logits, y))));
+    }
+    gradients[0] = tr_to(tr_grad(x), tr_cpu(0));
+    for (int i = 1; i < 3; i++) gradients[i] = tr_to(tr_grad(tr_list_at(tr_parameters(head), i - 1)), tr_cpu(0));
+}
+
+static void words_of_any_number_have_the_gradients_of_the_cpu(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *expected[3], *got[3];
+    last_layer(tr_cpu(0), expected);
+    last_layer(device("cuda:0"), got);
+    for (int i = 0; i < 3; i++) {
+        double size = tr_item(tr_max(tr_abs(expected[i]))), far = tr_item(tr_max(tr_abs(tr_sub(got[i], expected[i]))));
+        if (!(far <= 0x1p-7 * size)) fail_msg("gradient %d is off by %g of %g", i, far, size);
+    }
+}
+
 /* An epoch, a checkpoint, and an epoch of what was loaded from it on `second`. */
 static void train_resumed(tr_device first, tr_device second, double *losses)
 {
@@ -186,6 +219,7 @@ int main(void)
         cmocka_unit_test(lenet_has_the_losses_of_the_cpu),
         cmocka_unit_test(a_gpt_with_dropout_has_the_losses_of_the_cpu),
         cmocka_unit_test(gradients_of_replicas_are_rounded_once),
+        cmocka_unit_test(words_of_any_number_have_the_gradients_of_the_cpu),
         cmocka_unit_test(a_checkpoint_moves_between_devices),
         cmocka_unit_test(tensors_of_two_devices_do_not_mix),
     };
