@@ -36,7 +36,7 @@ struct side {
     {
         if (adaptive) return shares(i, outputs, by_size);
         int first = i + padding - kernel + 1, last = (int)by_stride.quotient((uint32_t)(i + padding));
-        range r = {first > 0 ? (int)by_stride.quotient((uint32_t)(first + stride - 1)) : 0, last + 1};
+        range r = {first > 0 ? (int)by_stride.quotient((uint32_t)(first - 1)) + 1 : 0, last + 1};
         return range{r.begin, r.end > outputs ? outputs : r.end};
     }
     /* What a mean counts: zeros around the image, too. */

@@ -193,7 +193,8 @@ static void words_of_any_number(void **state)
     (void)state;
     TR_SCOPE;
     snprintf(running, sizeof running, "521 words");
-    tr_tensor *tokens = tr_randn(8, TR_SHAPE(512, 512), .dtype = TR_BF16), *words = tr_randn(9, TR_SHAPE(521, 512), .dtype = TR_BF16);
+    tr_tensor *tokens = tr_randn(8, TR_SHAPE(512, 512), .dtype = TR_BF16);
+    tr_tensor *words = tr_randn(9, TR_SHAPE(521, 512), .dtype = TR_BF16);
     tr_tensor *bias = tr_randn(10, TR_SHAPE(521), .dtype = TR_BF16);
     tr_tensor *logits = tr_slice(tr_zeros(TR_SHAPE(512, 576), .dtype = TR_BF16), 1, 0, 521);
     tr_tensor *turned = tr_contiguous(tr_transpose(words, 0, 1)), *inputs[] = {tokens, words, bias, NULL};
@@ -239,6 +240,17 @@ static void channels_in_packs(void **state)
             assert_int_equal(tr_status_of(tr_avg_pool2d(x, 2)), TR_OK);
         }
     }
+}
+
+/* Of which only the first window is there, however far the next would be. */
+static void strides_beyond_the_image(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    snprintf(running, sizeof running, "strides beyond the image");
+    tr_tensor *x = tr_require_grad(tr_randn(1, TR_SHAPE(1, 8, 5, 11)));
+    tr_tensor *made[] = {tr_avg_pool2d(x, 1, .stride = INT32_MAX), tr_max_pool2d(x, 1, .stride = INT32_MAX)};
+    for (int i = 0; i < 2; i++) assert_int_equal(tr_backward(tr_sum(made[i])), TR_OK);
 }
 
 /* Sums of columns that blocks share, rows that several warps hold, that begin anywhere and that are long, and ids of many
@@ -424,6 +436,7 @@ int main(int argc, char **argv)
         TEST(sizes_that_blocks_share),
         TEST(words_of_any_number),
         TEST(channels_in_packs),
+        TEST(strides_beyond_the_image),
         TEST(running_statistics),
         TEST(rows_and_columns_of_training),
         TEST(attention_of_all_head_sizes),
