@@ -12,6 +12,7 @@
 #include "elementwise.h"
 #include "families.h"
 #include "gemm.h"
+#include "thread_group.h"
 
 namespace {
 
@@ -273,10 +274,6 @@ struct channels_last {
     }
 };
 
-struct sum_of_two {
-    template <class C> __device__ C operator()(C a, C b) const { return a + b; }
-};
-
 /* What a convolution gives images (forward: y of x, else x of y), and adds a bias per channel to; where they lie otherwise
  * than cuDNN makes them, by way of memory of its own. */
 tr_status images_by_cudnn(const job &j, conv_kind kind, const conv_sizes &s, const tr_device_tensor &from,
@@ -303,7 +300,7 @@ tr_status images_by_cudnn(const job &j, conv_kind kind, const conv_sizes &s, con
     in[1].shape.ndim = 3; /* [channels, 1, 1] */
     in[1].shape.dim[1] = in[1].shape.dim[2] = 1;
     in[1].stride[1] = in[1].stride[2] = 0;
-    return map_into<2>(j, to, in, sum_of_two());
+    return map_into<2>(j, to, in, plus_of());
 }
 
 /* dweight (+)= of g and x; where it lies otherwise than cuDNN makes it, by way of memory of its own. */
@@ -327,7 +324,7 @@ tr_status weights_by_cudnn(const job &j, const conv_sizes &s, const tr_device_te
     staged same(j, made, dweight.dtype, nullptr);
     TRY(same.status());
     tr_device_tensor in[] = {dweight, same.view()};
-    return map_into<2>(j, dweight, in, sum_of_two());
+    return map_into<2>(j, dweight, in, plus_of());
 }
 
 } // namespace

@@ -220,4 +220,3 @@ tr_status run_plan(const job &j, cudnnHandle_t handle, const cudnn_plan &plan, i
     TRY(check_cudnn(cudnn()->cudnnSetStream(handle, j.stream), "cudnnSetStream"));
     return check_cudnn(cudnn()->cudnnBackendExecute(handle, plan.execution->at, pack.at), "cudnnBackendExecute");
 }
-

@@ -7,7 +7,8 @@
  *              dk = ds^T q    dq = ds k    with delta = rowsum(g * o)
  *
  * where dq is a product of its own, not added up in another tensor on the way: so cuDNN stores ds and adds in a fixed
- * order. (Its engines' notes are the same for either.) Statistics are as attention.cu has them, so that either's forward goes with the other's backward.
+ * order. (Its engines' notes are the same for either.) Statistics are as attention.cu has them, so that either's forward
+ * goes with the other's backward.
  */
 #include "attention.h"
 #include "cudnn_plan.h"

@@ -1,7 +1,7 @@
 /*
  * Elementwise ops: out[i] = f(in0[i], in1[i], …). f is computed in float, double or int64_t. One kernel reads aligned runs
- * of f32, f16 and bf16 in vectors of 16 bytes, 16-bit numbers beside f32 as well; the other takes any dtypes, strides and broadcasts, and is compiled once
- * for each type that is computed in, as its memory's dtype is asked for at run time.
+ * of f32, f16 and bf16 in vectors of 16 bytes, 16-bit numbers beside f32 as well; the other takes any dtypes, strides and
+ * broadcasts, and is compiled once for each type that is computed in, as its memory's dtype is asked for at run time.
  */
 #ifndef TRIREME_CUDA_ELEMENTWISE_H
 #define TRIREME_CUDA_ELEMENTWISE_H

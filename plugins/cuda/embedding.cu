@@ -1,6 +1,6 @@
 /*
  * Rows of a table by their numbers. The gradient sorts the ids: equal ones lie side by side then, in the order of their
- * positions, and one block adds up the gradients of each, so that a sum does not depend on which block comes first.
+ * positions, and are added up in an order that the ids alone make, so that a sum does not depend on which block comes first.
  */
 #include "families.h"
 #include "sort.h"

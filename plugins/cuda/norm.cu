@@ -1,7 +1,8 @@
 /*
  * Layer normalisation over the last dimension, of d elements, and RMS norm, which is the same about 0 rather than about
- * the mean: y = xhat weight + bias, xhat = (x - mean) rstd, rstd = 1/sqrt(var + eps), var = mean((x - mean)^2) dx =
- * rstd (h - mean(h) - xhat mean(h xhat)), h = g weight;  dweight = sum over rows of g xhat;  dbias = that of g
+ * the mean:
+ *   y = xhat weight + bias, xhat = (x - mean) rstd, rstd = 1/sqrt(var + eps), var = mean((x - mean)^2)
+ *   dx = rstd (h - mean(h) - xhat mean(h xhat)), h = g weight; dweight = sum over rows of g xhat; dbias = that of g
  */
 #include "families.h"
 #include "thread_group.h"

@@ -197,9 +197,5 @@ inline thread_groups groups_of_rows(int64_t rows, int64_t n, int64_t step, size_
 struct plus_of {
     template <class C> __device__ C operator()(C a, C b) const { return a + b; }
 };
-/* NaN in either stays NaN. */
-struct larger_of {
-    template <class C> __device__ C operator()(C a, C b) const { return a > b || a != a ? a : b; }
-};
 
 #endif
