@@ -86,7 +86,7 @@ template <int K, class F> __device__ inline void each_held(int64_t packs, const 
 {
 #pragma unroll
     for (int k = 0; k < K; k++)
-        if (int64_t p = threadIdx.x + k * blockDim.x; p < packs) f(k, p);
+        if (unsigned p = threadIdx.x + k * blockDim.x; p < (unsigned)packs) f(k, p);
 }
 
 /* The pack'th numbers of a vector, or `otherwise`. */
