@@ -24,6 +24,8 @@
  *                  states?: three of [n],           are overwritten; lamb's and muon's states are updated here, and muon's
  *                  direction?: [n]                  direction is written (src/optim/lars.c, lamb.c, muon.c)
  *
+ * Mixed: under autocast `add` gets f32 and 16-bit floats together, and its output is f32.
+ *
  * In place: `affine`, `add`, `clamp` and the other elementwise ops may get an output that is exactly one of their
  * inputs.
  */
