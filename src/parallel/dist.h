@@ -32,7 +32,7 @@ typedef enum tr__dist_kind {
     TR__DIST_START,    /* FAST: take part, though no gradient may come to you */
     TR__DIST_MARK,     /* SMART: these of what you sent will get gradients */
     TR__DIST_ABORT,    /* the backward has failed */
-    TR__DIST_RELEASE,  /* the context is over */
+    TR__DIST_RELEASE,  /* the context is over, maybe as its latest backward has failed */
     TR__DIST_KINDS
 } tr__dist_kind;
 
@@ -46,7 +46,7 @@ typedef struct tr__dist_message {
     int n_numbers;
     tr_tensor *const *gradients; /* GRADIENT: of each tensor, NULL where there is none; or no gradients at all */
     int n_gradients;
-    tr_status status;       /* ABORT: why */
+    tr_status status;       /* ABORT, and RELEASE with a text: why the backward failed */
     const char *text;
 } tr__dist_message;
 
@@ -136,7 +136,8 @@ struct tr_dist_context {
     tr__dist_early *early;     /* in the order in which they came; only added to */
     struct tr__dist_part *part; /* in the latest backward, or NULL */
     int64_t passes;            /* the latest backward that this worker knows of, */
-    int64_t aborted;           /* and the latest that failed */
+    int64_t aborted;           /* and the latest that failed, */
+    tr__error *abort_reason;   /* before this worker took part in it */
 };
 
 extern const tr__type tr__dist_context_type;

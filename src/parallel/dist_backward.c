@@ -575,25 +575,24 @@ static tr__item *item_of(const tr__dist_message *m, void *call)
     return NULL;
 }
 
-/* Under the lock: the part that the message is for, made when it is the first of its pass; NULL: none any more. */
-static tr__part *part_for(tr_dist_context *c, const tr__dist_message *m, tr__part **replaced)
+/* Under the lock: the part that the message is for, made when it is the first of its pass. */
+static tr_status part_for(tr_dist_context *c, const tr__dist_message *m, tr__part **part, tr__part **replaced)
 {
-    *replaced = NULL;
-    if (c->part && c->part->pass == m->pass) return tr__part_ref(c->part);
-    if (m->pass <= c->aborted || m->pass < c->passes) {
-        tr__fail(TR_CANCELLED, "backward: it has been ended");
-        return NULL;
+    if (c->part && c->part->pass == m->pass) {
+        *part = tr__part_ref(c->part);
+        return TR_OK;
     }
-    if (c->id.worker == c->dist->port.self) {
-        tr__fail(TR_FORMAT, "backward: a message of pass %" PRId64 ", but %" PRId64 " have begun", m->pass, c->passes);
-        return NULL;
-    }
+    if (m->pass == c->aborted && c->abort_reason) return tr__fail_stored(c->abort_reason);
+    if (m->pass <= c->aborted || m->pass < c->passes) return tr__fail(TR_CANCELLED, "backward: it has been ended");
+    if (c->id.worker == c->dist->port.self)
+        return tr__fail(TR_FORMAT, "backward: a message of pass %" PRId64 ", but %" PRId64 " have begun", m->pass, c->passes);
     tr__part *p = tr__part_new(c, m->pass, m->smart, m->retain);
-    if (!p) return NULL;
+    if (!p) return TR_NO_MEMORY;
     *replaced = c->part;
     c->part = p;
     c->passes = m->pass;
-    return tr__part_ref(p);
+    *part = tr__part_ref(p);
+    return TR_OK;
 }
 
 /* A message of a backward. */
@@ -603,7 +602,7 @@ static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message 
     tr__part *p = NULL, *replaced = NULL;
     tr_status status = it && first ? TR_OK : TR_NO_MEMORY;
     pthread_mutex_lock(&c->lock);
-    if (status == TR_OK) p = part_for(c, m, &replaced);
+    if (status == TR_OK) status = part_for(c, m, &p, &replaced);
     if (p && !p->over && p->engaged && it->kind == TR__MARK) {
         status = tr__fail(TR_FORMAT, "backward: worker %d marks what has begun to run", from);
     } else if (p && !p->over) {
@@ -622,8 +621,6 @@ static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message 
         it = NULL;
     } else if (p) {
         status = tr__fail_stored(p->error);
-    } else {
-        status = status == TR_OK ? TR_CANCELLED : status;
     }
     pthread_mutex_unlock(&c->lock);
     if (replaced) tr__part_fail(replaced, tr__fail(TR_CANCELLED, "backward: another one has begun"));
@@ -642,8 +639,13 @@ static void abort_pass(tr_dist_context *c, const tr__dist_message *m)
 {
     if (c->id.worker == c->dist->port.self) return; /* who made it begins and ends its passes */
     pthread_mutex_lock(&c->lock);
-    if (c->aborted < m->pass) c->aborted = m->pass;
     bool ours = c->part && c->part->pass == m->pass;
+    if (c->aborted < m->pass) {
+        c->aborted = m->pass;
+        if (c->abort_reason) tr__error_unref(c->abort_reason);
+        tr__fail(m->status, "%s", m->text);
+        c->abort_reason = tr__error_take();
+    }
     pthread_mutex_unlock(&c->lock);
     if (ours) tr__dist_part_fail(c, m->status, m->text);
 }
@@ -674,6 +676,7 @@ void tr__dist_handle(tr__dist *dist, int from, const tr__dist_message *m, void *
             status = tr__fail(TR_NOT_FOUND, "backward: context %" PRId64 " of worker %" PRId64 " is over on worker %d",
                 m->context.number, m->context.worker, dist->port.self);
     } else if (m->kind == TR__DIST_RELEASE) {
+        if (*m->text) abort_pass(c, m);
         tr__dist_context_release(c);
     } else if (m->kind == TR__DIST_ABORT) {
         abort_pass(c, m);

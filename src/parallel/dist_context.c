@@ -1,5 +1,5 @@
 /* Contexts: what a worker notes of the tensors that come and go in one, and its gradients there. */
-#include "parallel/dist.h"
+#include "parallel/dist_part.h"
 
 #include "base/memory.h"
 
@@ -128,6 +128,7 @@ static void destroy(void *self)
         e->free(e);
     }
     tr__dist_part_unref(c->part);
+    if (c->abort_reason) tr__error_unref(c->abort_reason);
     pthread_mutex_destroy(&c->lock);
 }
 
@@ -219,12 +220,20 @@ void tr__dist_context_release(tr_dist_context *c)
     if (!unlist(c)) return;
     tr__dist_part_fail(c, TR_CANCELLED, "the context was ended");
     const tr__dist_port *port = &c->dist->port;
+    tr__dist_message message = {.kind = TR__DIST_RELEASE, .context = c->id};
+    tr__part *p = tr__part_of(c);
+    if (p && p->error) { /* this may overtake the message that aborts the backward */
+        message.pass = p->pass;
+        message.status = p->error->status;
+        message.text = p->error->message;
+    }
     for (int to = 0; to < port->workers; to++) {
         pthread_mutex_lock(&c->lock);
         bool touched = c->touched[to] && to != port->self;
         pthread_mutex_unlock(&c->lock);
-        if (touched) port->send(port->user, to, &(tr__dist_message){.kind = TR__DIST_RELEASE, .context = c->id}, NULL);
+        if (touched) port->send(port->user, to, &message, NULL);
     }
+    tr__dist_part_unref(p);
     tr__unref(c);
 }
 

@@ -306,8 +306,8 @@ static tr_status unpack(const tr_value *values, int n, tr__dist_message *m, tr_t
         return tr__fail(TR_FORMAT, "backward: a damaged message");
     memcpy(&h, values[0].bytes.data, sizeof h);
     size_t bytes = values[0].bytes.size - sizeof h;
-    bool aborts = h.kind == TR__DIST_ABORT;
-    if (h.kind < 0 || h.kind >= TR__DIST_KINDS || (!aborts && bytes % sizeof(int64_t)) ||
+    bool tells = h.kind == TR__DIST_ABORT || h.kind == TR__DIST_RELEASE;
+    if (h.kind < 0 || h.kind >= TR__DIST_KINDS || (!tells && bytes % sizeof(int64_t)) ||
         (h.kind == TR__DIST_GRADIENT && bytes != sizeof(int64_t)))
         return tr__fail(TR_FORMAT, "backward: a message of kind %d with %zu bytes", (int)h.kind, bytes);
     *behind = calloc(1, bytes + 1);
@@ -316,7 +316,7 @@ static tr_status unpack(const tr_value *values, int n, tr__dist_message *m, tr_t
     *m = (tr__dist_message){.kind = (tr__dist_kind)h.kind, .context = {h.context_worker, h.context_number}, .pass = h.pass,
         .smart = h.smart, .retain = h.retain, .gradients = gradients, .n_gradients = n - 1,
         .status = h.status > TR_END && h.status <= TR_INTERNAL ? (tr_status)h.status : TR_INTERNAL};
-    if (aborts) {
+    if (tells) {
         m->text = *behind;
     } else {
         m->numbers = *behind;

@@ -490,6 +490,45 @@ static void a_worker_that_dies_ends_the_backward_everywhere(void **state)
     assert_true(failures > 50);
 }
 
+/* The message that ends a context may overtake the one that aborts its backward; and what it ended may be heard of from others. */
+static void a_context_that_ends_tells_why_its_backward_failed(void **state)
+{
+    (void)state;
+    int failures = 0;
+    for (uint64_t seed = 1; seed <= 100; seed++) {
+        TR_SCOPE;
+        network net;
+        start(&net, 3, seed);
+        program p;
+        begin(&p, &net);
+        int64_t number;
+        tr_tensor *there = travel(&p, 0, 1, false, p.leaves[0][0], &number);
+        tr_tensor *further = travel(&p, 1, 2, false, tr_mul(there, p.leaves[1][0]), &number);
+        tr_tensor *back = travel(&p, 1, 0, true, travel(&p, 2, 1, true, tr_mul(further, p.leaves[2][0]), &number), &number);
+        tr_tensor *root = tr_sum(back), *one = tr_ones(TR_SCALAR, .dtype = TR_F64);
+        assert_int_equal(tr__dist_begin(p.contexts[0], &root, &one, 1, seed % 2, false, 0), TR_OK);
+        for (uint64_t steps = draw(&net, 4); steps > 0; steps--) {
+            deliver(&net, take(&net));
+            net.busy--;
+        }
+        assert_int_equal(tr__dist_await(p.contexts[0], 0), TR_TIMEOUT);
+        tr__dist_context_release(p.contexts[0]);
+        deliver_with(&net, 1);
+        for (int i = 0; i < 3; i++) {
+            tr__part *part = tr__part_of(p.contexts[i]);
+            if (part && part->error) {
+                if (part->error->status != TR_TIMEOUT && !strstr(part->error->message, "is over on worker"))
+                    fail_msg("seed %d, worker %d: %s", (int)seed, i, part->error->message);
+                failures += i > 0 && part->error->status == TR_TIMEOUT;
+            }
+            tr__dist_part_unref(part);
+            tr_release(p.contexts[i]);
+        }
+        stop(&net);
+    }
+    assert_true(failures > 50);
+}
+
 static void refuses_what_cannot_be(void **state)
 {
     (void)state;
@@ -616,6 +655,7 @@ int main(void)
         cmocka_unit_test(smart_leaves_alone_what_the_root_does_not_use),
         cmocka_unit_test(a_gradient_that_leaves_goes_first),
         cmocka_unit_test(a_worker_that_dies_ends_the_backward_everywhere),
+        cmocka_unit_test(a_context_that_ends_tells_why_its_backward_failed),
         cmocka_unit_test(refuses_what_cannot_be),
         cmocka_unit_test(a_root_that_gives_up_while_the_engine_goes_is_woken),
     };
