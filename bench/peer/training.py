@@ -166,7 +166,7 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
         trireme.torch.share_memory()
     if args.device == "cuda":
         torch.backends.cudnn.benchmark = True
-        torch.backends.cudnn.allow_tf32 = False  # as of products; ours adds f32 in full, too
+        torch.backends.cudnn.allow_tf32 = False  # f32 in full, as ours and as PyTorch's own matmul by default
     with torch.device(args.device):  # not as the default of all: that costs each of PyTorch's calls time
         net, optimizer, inputs, items = build(args)
     if args.step_in_backward:

@@ -221,8 +221,8 @@ typedef struct tr_linear_op_options {
     bool in_out;
     tr_activation_kind activation; /* of x, on its way into the product: what it gives is never written to memory */
 } tr_linear_op_options;
-/* y = activation(x) weight^T + bias + residual: [..., out]. On a device, 16-bit results of 512 rows and numbers or more, which are
- * no multiple of 8 in number, have gaps between rows: tr_contiguous() copies them together, as collectives want them. */
+/* y = activation(x) weight^T + bias + residual: [..., out]. On a device a 16-bit y with 512 rows or more has gaps between them where
+ * `out` is 512 or more and no multiple of 8; tr_contiguous() gives a copy without, which collectives require. */
 #define tr_linear_op(...) TR__NEW2(tr_linear_op, x, weight, __VA_ARGS__)
 TR_API tr_tensor *tr_linear_op_with(const tr_linear_op_options *options);
 

@@ -385,9 +385,11 @@ template <class F> static tr_status for_dim(const attention &a, F f)
 
 static tr_status run_forward(const job &j, const attention &a)
 {
-    tr_status status = fits_tensor_cores(j, a) ? cudnn_attention(j, a) : TR_DECLINED;
-    if (status == TR_DECLINED) status = attention_forward_mma(j, a);
-    if (status != TR_DECLINED) return status;
+    if (fits_tensor_cores(j, a)) {
+        tr_status status = cudnn_attention(j, a);
+        if (status == TR_DECLINED) status = attention_forward_mma(j, a);
+        if (status != TR_DECLINED) return status;
+    }
     return for_compute(a.dtype, [&](auto type) {
         return for_dim(a, [&](auto dim) -> tr_status {
             using C = typename decltype(type)::type;
@@ -396,7 +398,7 @@ static tr_status run_forward(const job &j, const attention &a)
             size_t bytes = sizeof(C) * (3 * tile::SIZE + tile::ROWS * (tile::ROWS + 1));
             if (blocks == 0) return TR_OK;
             auto kernel = attention_forward<C, decltype(dim)::value>;
-            TRY(allow_shared(kernel, bytes));
+            TRY(allow_shared(j, kernel, bytes));
             return LAUNCH(j, kernel, (unsigned)blocks, ATTENTION_THREADS, bytes, a, tiles);
         });
     });
@@ -404,7 +406,8 @@ static tr_status run_forward(const job &j, const attention &a)
 
 static tr_status run_backward(const job &j, const attention &a)
 {
-    tr_status by_cudnn = fits_tensor_cores(j, a) ? cudnn_attention_grad(j, a) : TR_DECLINED;
+    bool fits = fits_tensor_cores(j, a);
+    tr_status by_cudnn = fits ? cudnn_attention_grad(j, a) : TR_DECLINED;
     if (by_cudnn != TR_DECLINED) return by_cudnn;
     return for_compute(a.dtype, [&](auto type) {
         return for_dim(a, [&](auto dim) -> tr_status {
@@ -418,13 +421,13 @@ static tr_status run_backward(const job &j, const attention &a)
             C *delta = memory.template as<C>();
             TRY(find_delta(j, a, delta));
             if constexpr (std::is_same_v<C, float>) {
-                tr_status status = attention_backward_mma(j, a, delta);
+                tr_status status = fits ? attention_backward_mma(j, a, delta) : TR_DECLINED;
                 if (status != TR_DECLINED) return status;
             }
             auto by_query = attention_dq<C, decltype(dim)::value>;
             auto by_key = attention_dkv<C, decltype(dim)::value>;
-            TRY(allow_shared(by_query, bytes));
-            TRY(allow_shared(by_key, bytes));
+            TRY(allow_shared(j, by_query, bytes));
+            TRY(allow_shared(j, by_key, bytes));
             if (rows)
                 TRY(LAUNCH(j, by_query, (unsigned)(a.batch * a.heads_n * query_tiles), ATTENTION_THREADS, bytes, a,
                            delta, query_tiles));

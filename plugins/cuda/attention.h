@@ -2,7 +2,6 @@
 #ifndef TRIREME_CUDA_ATTENTION_H
 #define TRIREME_CUDA_ATTENTION_H
 
-#include "device.h"
 #include "families.h"
 
 #include <map>
@@ -23,10 +22,10 @@ struct attention {
 };
 
 /* More shared memory than 48 KB has to be asked for, once for each device. */
-template <class K> inline tr_status allow_shared(K kernel, size_t bytes)
+template <class K> inline tr_status allow_shared(const job &j, K kernel, size_t bytes)
 {
     thread_local std::map<std::pair<int, K>, size_t> allowed;
-    size_t &most = allowed[{device_entered(), kernel}];
+    size_t &most = allowed[{j.call.index, kernel}];
     if (bytes <= 48 << 10 || bytes <= most) return TR_OK;
     TRY(cuda_failure(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "attention"));
     most = bytes;
@@ -38,7 +37,7 @@ bool fits_tensor_cores(const job &j, const attention &a);
 /* By cuDNN, of what fits. TR_DECLINED: it is not there, or has no engine for this. */
 tr_status cudnn_attention(const job &j, const attention &a);
 tr_status cudnn_attention_grad(const job &j, const attention &a);
-/* By the plug-in's own kernels. TR_DECLINED: it does not fit. */
+/* By the plug-in's own kernels, of what fits. TR_DECLINED: there are too many tiles for a grid. */
 tr_status attention_forward_mma(const job &j, const attention &a);
 /* delta: [batch * heads, queries] = rowsum(g * o). */
 tr_status attention_backward_mma(const job &j, const attention &a, const float *delta);

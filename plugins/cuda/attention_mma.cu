@@ -329,14 +329,14 @@ bool fits_tensor_cores(const job &j, const attention &a)
 tr_status attention_forward_mma(const job &j, const attention &a)
 {
     int64_t tiles = parts_of(a.queries, ROWS), blocks = a.batch * a.heads_n * tiles;
-    if (!fits_tensor_cores(j, a) || blocks > GRID_LIMIT) return TR_DECLINED;
+    if (blocks > GRID_LIMIT) return TR_DECLINED;
     if (blocks == 0) return TR_OK;
     return for_kernels(a, [&](auto type, auto size) -> tr_status {
         using T = typename decltype(type)::type;
         constexpr int D = decltype(size)::value;
         constexpr size_t bytes = sizeof(T) * (ROWS + 4 * KEYS) * D;
         auto kernel = forward_mma<T, D>;
-        TRY(allow_shared(kernel, bytes));
+        TRY(allow_shared(j, kernel, bytes));
         return LAUNCH(j, kernel, (unsigned)blocks, (unsigned)THREADS, bytes, a, (int)tiles);
     });
 }
@@ -344,14 +344,14 @@ tr_status attention_forward_mma(const job &j, const attention &a)
 tr_status attention_backward_mma(const job &j, const attention &a, const float *delta)
 {
     int64_t heads_n = a.batch * a.heads_n, query_tiles = parts_of(a.queries, ROWS), key_tiles = parts_of(a.keys, ROWS);
-    if (!fits_tensor_cores(j, a) || heads_n * most(query_tiles, key_tiles) > GRID_LIMIT) return TR_DECLINED;
+    if (heads_n * most(query_tiles, key_tiles) > GRID_LIMIT) return TR_DECLINED;
     return for_kernels(a, [&](auto type, auto size) -> tr_status {
         using T = typename decltype(type)::type;
         constexpr int D = decltype(size)::value, N = D == 64 ? 64 : 32; /* registers are short */
         constexpr size_t bytes = sizeof(T) * (2 * ROWS + 4 * N) * D + sizeof(float) * 4 * N;
         auto by_query = backward_mma<T, D, N, false>, by_key = backward_mma<T, D, N, true>;
-        TRY(allow_shared(by_query, bytes));
-        TRY(allow_shared(by_key, bytes));
+        TRY(allow_shared(j, by_query, bytes));
+        TRY(allow_shared(j, by_key, bytes));
         if (heads_n * query_tiles > 0)
             TRY(LAUNCH(j, by_query, (unsigned)(heads_n * query_tiles), (unsigned)THREADS, bytes, a, delta,
                        (int)query_tiles));

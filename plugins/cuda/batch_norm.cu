@@ -85,17 +85,9 @@ tr_device_tensor channel_numbers(const tr_device_tensor &x)
 
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
-/* Of N = 1 tensor, x: of its numbers about a centre, which is the channel's first so that a large mean does not round
- * the variance away, and of their squares; as a part, their mean and the sum of squares about it. Of N = 2, x and g: of
- * g, and of g times x about its mean. */
-template <class C> struct alignas(2 * sizeof(C)) sums { C first, second; };
-
-struct sums_of_both {
-    template <class C> __device__ sums<C> operator()(sums<C> a, sums<C> b) const
-    {
-        return sums<C>{a.first + b.first, a.second + b.second};
-    }
-};
+/* A channel's two sums, of N = 1 tensor, x: of its numbers about a centre, which is the channel's first so that a large
+ * mean does not round the variance away, and of their squares; as a part, their mean and the sum of squares about it.
+ * Of N = 2, x and g: of g, and of g times x about its mean. */
 
 /* Of each channel: y = (x - centre) of_x + rest + g of_g. */
 template <class C> struct lines { C *centre, *of_x, *rest, *of_g; };
@@ -104,7 +96,7 @@ template <class C> struct lines { C *centre, *of_x, *rest, *of_g; };
 template <class C> struct cuts {
     int64_t channels, numbers, parts, each; /* numbers: of a channel */
     int64_t rounds, left, rest;             /* every part has so many whole chunks, the first `left` one more; the rest */
-    sums<C> *of_part;                       /* [parts, channels] */
+    two<C> *of_part;                        /* [parts, channels] */
     lines<C> line;
 
     void deal(int64_t most_parts, int64_t chunk)
@@ -121,17 +113,17 @@ template <class C> struct cuts {
     }
 };
 
-template <int N, class C> __device__ inline void add_to(sums<C> &s, C x, C g, C centre)
+template <int N, class C> __device__ inline void add_to(two<C> &s, C x, C g, C centre)
 {
     s.first += N == 1 ? x - centre : g;
     s.second += (N == 1 ? x - centre : g) * (x - centre);
 }
 
-template <int N, class C> __device__ inline sums<C> part_of(sums<C> s, C centre, int64_t numbers)
+template <int N, class C> __device__ inline two<C> part_of(two<C> s, C centre, int64_t numbers)
 {
     if (N == 2 || numbers <= 0) return s;
     C mean = s.first / (C)numbers;
-    return sums<C>{centre + mean, s.second - s.first * mean};
+    return two<C>{centre + mean, s.second - s.first * mean};
 }
 
 template <int N> constexpr int DEEP = 4 / N; /* rows that a thread reads at once */
@@ -145,9 +137,9 @@ sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T
     constexpr int V = PACK<T>;
     __shared__ C shared[2 * V][BLOCK + 4]; /* 4: fewer threads meet at a bank */
     int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, packs = cut.channels / V;
-    sums<C> s[V];
+    two<C> s[V];
 #pragma unroll
-    for (int i = 0; i < V; i++) s[i] = sums<C>{C(0), C(0)};
+    for (int i = 0; i < V; i++) s[i] = two<C>{C(0), C(0)};
     if (p < packs) {
         C centre[V];
         pack<T, V> first = in.of(0, 0, p);
@@ -180,27 +172,27 @@ sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T
     for (unsigned k = own; k < blockDim.x * V; k += BLOCK) {
         int64_t c = (int64_t)blockIdx.x * blockDim.x * V + k;
         if (c >= packs * V) break;
-        sums<C> all = {C(0), C(0)};
+        two<C> all = {C(0), C(0)};
 #pragma unroll 4
         for (unsigned at = k / V; at < BLOCK; at += blockDim.x)
-            all = sums_of_both()(all, sums<C>{shared[k % V * 2][at], shared[k % V * 2 + 1][at]});
+            all = both_of()(all, two<C>{shared[k % V * 2][at], shared[k % V * 2 + 1][at]});
         cut.of_part[blockIdx.y * cut.channels + c] = part_of<N>(all, (C)wide(in.at[0][c]), cut.numbers_of(blockIdx.y));
     }
 }
 
 /* The tensors' elements, wherever they are. */
-template <class T, int N> struct spread {
+template <class T, int N> struct strided {
     const T *at[N];
     axis channel[N], others[N];
 };
 
 template <class T, int N>
-__global__ void sum_spread(cuts<compute_of<T>> cut, spread<T, N> in, const compute_of<T> *mean)
+__global__ void sum_strided(cuts<compute_of<T>> cut, strided<T, N> in, const compute_of<T> *mean)
 {
     using C = compute_of<T>;
     int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, begin = blockIdx.y * cut.each, n = cut.channels;
     int64_t end = begin + cut.numbers_of(blockIdx.y);
-    sums<C> s = {C(0), C(0)};
+    two<C> s = {C(0), C(0)};
     C centre = C(0);
     if (c < n && begin < end) {
         const T *x = in.at[0] + in.channel[0].at(c), *g = in.at[N - 1] + in.channel[N - 1].at(c);
@@ -208,7 +200,7 @@ __global__ void sum_spread(cuts<compute_of<T>> cut, spread<T, N> in, const compu
         for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y)
             add_to<N, C>(s, wide(x[in.others[0].at(i)]), wide(g[in.others[N - 1].at(i)]), centre);
     }
-    s = reduce_in_group(s, sums_of_both());
+    s = reduce_in_group(s, both_of());
     if (threadIdx.y == 0 && c < n) cut.of_part[blockIdx.y * n + c] = part_of<N>(s, centre, end - begin);
 }
 
@@ -238,17 +230,8 @@ template <class A, class F> __device__ inline A add_in_block(A value, const F &a
 /* f(p, sums) for this thread's parts of channel c. */
 template <class C, class F> __device__ inline void each_part(const cuts<C> &cut, int64_t c, const F &f)
 {
-    constexpr int AT_ONCE = 8;
-    int parts = (int)cut.parts, step = (int)blockDim.y;
-    for (int p = (int)threadIdx.y; p < parts; p += AT_ONCE * step) {
-        sums<C> read[AT_ONCE];
-#pragma unroll
-        for (int d = 0; d < AT_ONCE; d++)
-            if (p + d * step < parts) read[d] = cut.of_part[(p + d * step) * cut.channels + c];
-#pragma unroll
-        for (int d = 0; d < AT_ONCE; d++)
-            if (p + d * step < parts) f(p + d * step, read[d]);
-    }
+    each_loaded<8, two<C>>(threadIdx.y, cut.parts, blockDim.y, [&](int64_t p) { return cut.of_part[p * cut.channels + c]; },
+                           [&](two<C> part, int64_t p) { f(p, part); });
 }
 
 /* Parts are merged as Chan, Golub, LeVeque 1979 have it for two. */
@@ -257,9 +240,9 @@ template <class C> __global__ void finish_moments(cuts<C> cut, affine_vectors<C>
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, c = at < cut.channels ? at : 0;
     C weight = a.weight.of(c, C(1)), bias = a.bias.of(c, C(0));
     C about = cut.of_part[c].first, apart = 0, squares = 0, numbers = (C)(cut.numbers ? cut.numbers : 1);
-    each_part(cut, c, [&](int p, sums<C> part) { apart += (C)cut.numbers_of(p) * (part.first - about); });
+    each_part(cut, c, [&](int64_t p, two<C> part) { apart += (C)cut.numbers_of(p) * (part.first - about); });
     C mean = about + add_in_block(apart, plus_of()) / numbers;
-    each_part(cut, c, [&](int p, sums<C> part) {
+    each_part(cut, c, [&](int64_t p, two<C> part) {
         squares += part.second + (C)cut.numbers_of(p) * (part.first - mean) * (part.first - mean);
     });
     squares = add_in_block(squares, plus_of());
@@ -315,9 +298,9 @@ __global__ void finish_sums(cuts<C> cut, affine_vectors<C> a, const C *mean, con
     int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, c = at < cut.channels ? at : 0;
     C centre = mean[c], around = var[c], weight = a.weight.of(c, C(1)); /* whose loads are under way with the parts' */
     C dweight_before = dweight.before<C>(c), dbias_before = dbias.before<C>(c);
-    sums<C> s = {C(0), C(0)};
-    each_part(cut, c, [&](int, sums<C> part) { s = sums_of_both()(s, part); });
-    s = add_in_block(s, sums_of_both());
+    two<C> s = {C(0), C(0)};
+    each_part(cut, c, [&](int64_t, two<C> part) { s = both_of()(s, part); });
+    s = add_in_block(s, both_of());
     if (at >= cut.channels || threadIdx.y) return;
     C rstd = 1 / sqrt(around + a.eps), scale = weight * rstd, numbers = (C)cut.numbers;
     dweight.put(c, dweight_before + s.second * rstd);
@@ -377,7 +360,7 @@ apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_o
 }
 
 template <class T, int N>
-__global__ void apply_to_spread(T *y, const T *x, const T *g, walk<N + 2> w, lines<compute_of<T>> line)
+__global__ void apply_strided(T *y, const T *x, const T *g, walk<N + 2> w, lines<compute_of<T>> line)
 {
     using C = compute_of<T>;
     FOR_EACH_OF(i, w.count)
@@ -412,7 +395,7 @@ __global__ void move_statistics(into_vector to_mean, into_vector to_var, int64_t
 
 template <class C> size_t room_of(const cuts<C> &c)
 {
-    return sizeof(C) * (size_t)(4 * c.channels) + sizeof(sums<C>) * (size_t)(c.channels * c.parts);
+    return sizeof(C) * (size_t)(4 * c.channels) + sizeof(two<C>) * (size_t)(c.channels * c.parts);
 }
 
 /* Lines first: where channels come in packs they lie at multiples of 16 bytes. */
@@ -420,7 +403,7 @@ template <class C> void place(cuts<C> &c, C *room)
 {
     int64_t n = c.channels;
     c.line = lines<C>{room, room + n, room + 2 * n, room + 3 * n};
-    c.of_part = (sums<C> *)(room + 4 * n);
+    c.of_part = (two<C> *)(room + 4 * n);
 }
 
 /* How the sums of N tensors of one shape are made. */
@@ -429,17 +412,17 @@ template <class T, int N> struct summing {
     dim3 grid, block;
     bool in_rows;
     packed_rows<const T, N> rows;
-    spread<T, N> anywhere;
+    strided<T, N> elements;
 
     explicit summing(const tr_device_tensor *const (&in)[N]) : in_rows(true)
     {
         for (int k = 0; k < N; k++) {
-            anywhere.at[k] = (const T *)in[k]->data;
-            anywhere.channel[k] = axis_in(*in[k], 1u << 1);
-            anywhere.others[k] = axis_in(*in[k], ~(1u << 1));
+            elements.at[k] = (const T *)in[k]->data;
+            elements.channel[k] = axis_in(*in[k], 1u << 1);
+            elements.others[k] = axis_in(*in[k], ~(1u << 1));
             in_rows = take_rows(rows, k, *in[k]) && in_rows;
         }
-        const axis &channel = anywhere.channel[0], &others = anywhere.others[0];
+        const axis &channel = elements.channel[0], &others = elements.others[0];
         cut.channels = channel.n;
         cut.numbers = others.n;
         row_threads threads(channel.n / PACK<T>);
@@ -455,7 +438,7 @@ template <class T, int N> struct summing {
     {
         if (in_rows)
             return LAUNCH(j, (sum_rows<T, N>), grid, block, 0, cut, rows, mean);
-        return LAUNCH(j, (sum_spread<T, N>), grid, block, 0, cut, anywhere, mean);
+        return LAUNCH(j, (sum_strided<T, N>), grid, block, 0, cut, elements, mean);
     }
 };
 
@@ -480,7 +463,7 @@ tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor 
     tensors[N + 1] = &numbers;
     loop l = loop_of(y.shape, tensors, N + 2);
     if (l.count == 0) return TR_OK;
-    return LAUNCH(j, (apply_to_spread<T, N>), grid_for(l.count), BLOCK, 0, (T *)l.data[0], (const T *)l.data[1],
+    return LAUNCH(j, (apply_strided<T, N>), grid_for(l.count), BLOCK, 0, (T *)l.data[0], (const T *)l.data[1],
                   (const T *)l.data[N], walk<N + 2>(l), line);
 }
 

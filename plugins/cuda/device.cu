@@ -30,7 +30,6 @@ struct opened {
 };
 opened devices[MOST_DEVICES];
 int device_count;
-thread_local int entered;
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
@@ -133,13 +132,7 @@ tr_status device_enter(int index)
     if (index < 0 || index >= device_count)
         return host->fail(TR_DEVICE, "cuda:%d: there is no such device: there are %d", index, device_count);
     TRY(check(cudaSetDevice(index), "choosing the device"));
-    entered = index;
     return devices[index].ready.load() ? TR_OK : make_ready(index, devices[index]);
-}
-
-int device_entered(void)
-{
-    return entered;
 }
 
 cudaStream_t device_stream(int index, tr_device_stream *stream)

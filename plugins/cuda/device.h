@@ -12,8 +12,6 @@ struct fault;
 
 /* Makes the device current for the calling thread. What a kernel needs of it is made when it is first used. */
 tr_status device_enter(int index);
-/* The one that the calling thread has entered last. */
-int device_entered(void);
 /* The stream behind the library's; NULL: the device's default one, which is ordered with no other, unlike CUDA's, or that of
  * the graph which this thread captures. */
 cudaStream_t device_stream(int index, tr_device_stream *stream);

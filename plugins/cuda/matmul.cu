@@ -125,7 +125,8 @@ static bool is_aligned(const matrix_view &m)
     return (m.column.stride[0] == 1 ? m.row : m.column).stride[0] % PACK == 0;
 }
 
-static bool is_split(const axis &in_one, const axis &in_other)
+/* Is a size, of which rows are made in one of two matrices, no multiple? */
+static bool is_odd(const axis &in_one, const axis &in_other)
 {
     return in_one.n % PACK != 0 && (in_one.stride[0] == 1 || in_other.stride[0] == 1);
 }
@@ -176,9 +177,9 @@ static tr_status run_product(const job &j, const product &p)
     if (p.c_batch.n != 1 || p.residual.data || p.gelu_input.data || host->dtype_size(p.a.dtype) != 2 ||
         least(least(rows, columns), p.a.column.n) < WORTH_SPLITTING || !is_aligned(p.a) || !is_aligned(p.b) || !is_aligned(p.c))
         return run_whole(j, p);
-    if (is_split(p.a.column, p.b.row)) return run_inner_parts(j, p);
-    bool by_rows = is_split(p.a.row, p.c.row);
-    if (!by_rows && !is_split(p.b.column, p.c.column)) return run_whole(j, p);
+    if (is_odd(p.a.column, p.b.row)) return run_inner_parts(j, p);
+    bool by_rows = is_odd(p.a.row, p.c.row);
+    if (!by_rows && !is_odd(p.b.column, p.c.column)) return run_whole(j, p);
     int64_t n = by_rows ? rows : columns, whole = n - n % PACK;
     for (int rest = 0; rest < 2; rest++) {
         int64_t first = rest ? whole : 0, count = rest ? n - whole : whole;

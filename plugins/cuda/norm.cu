@@ -180,15 +180,6 @@ template <class T> struct norm_inputs {
     const compute_of<T> *mean, *rstd; /* mean: NULL, it is 0 */
 };
 
-template <class C> struct two { C first, second; };
-struct both_of {
-    template <class C>
-    __device__ two<C> operator()(two<C> a, two<C> b) const
-    {
-        return two<C>{a.first + b.first, a.second + b.second};
-    }
-};
-
 template <class T> __global__ void norm_grad_rows(T *dx, axis to, int64_t to_step, norm_inputs<T> in)
 {
     using C = compute_of<T>;

@@ -198,4 +198,13 @@ struct plus_of {
     template <class C> __device__ C operator()(C a, C b) const { return a + b; }
 };
 
+/* Two sums that are made at once. */
+template <class C> struct alignas(2 * sizeof(C)) two { C first, second; };
+struct both_of {
+    template <class C> __device__ two<C> operator()(two<C> a, two<C> b) const
+    {
+        return two<C>{a.first + b.first, a.second + b.second};
+    }
+};
+
 #endif

@@ -48,8 +48,8 @@ static tr_status check_weight(const tr_op_call *call, int x_dim, int64_t *out)
     return TR_OK;
 }
 
-/* On a device large products, as a language model's of its words, lie in rows that begin at multiples of 64, as its fast kernels
- * want 16-bit numbers to do. */
+/* On a device the rows of a large 16-bit output begin at multiples of 64 elements, also where its last dimension is no multiple of
+ * 8, as a vocabulary of 50257: the fast gemms there need aligned rows. */
 static tr_status output_in_rows(tr_op_call *call, tr_shape shape, tr_dtype dtype)
 {
     enum { STEP = 64, WORTH = 512 };

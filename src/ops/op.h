@@ -42,8 +42,8 @@ const char *tr__input_name(const tr_op *op, int i, char text[TR__INPUT_NAME]);
 /* Its attributes say which random numbers it draws. */
 #define TR__OP_RANDOM 0x400u
 /* Under autocast (autocast.c): f32 inputs are cast to its dtype, or of some ops the first alone, as kernels round f32
- * parameters while they pack them; 16-bit ones to f32; those of several dtypes to f32, but for ops
- * that take f32 and 16-bit floats together, and make f32 of them. */
+ * parameters while they pack them; 16-bit ones to f32; those of several dtypes to f32, unless the
+ * op is TR__OP_MIXED: it takes f32 and 16-bit floats together, and its output is f32. */
 #define TR__OP_LOW 0x800u
 #define TR__OP_LOW_FIRST 0x8000u
 #define TR__OP_HIGH 0x1000u
