@@ -25,7 +25,7 @@ struct pollfd;
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 9 }; /* "TRM1" */
+enum { TR__SHM_MAGIC = 0x54524d31, TR__SHM_VERSION = 10 }; /* "TRM1" */
 
 /* HELLO is the first. SEGMENT, BLOCKS (memory for control blocks) and UNMAP concern the endpoint, all others a group. SEGMENT,
  * BLOCKS and STREAMS (a channel) carry a descriptor, unless both live in one process. */
@@ -77,6 +77,7 @@ typedef struct tr__endpoint_page {
     uint32_t magic, version;
     int32_t rank, world_size;
     atomic_uint ended;           /* it reads no more */
+    atomic_uint lost;            /* peers whose sockets have come to their end */
     atomic_uint crosses;         /* it can read and write the memory of all its peers; what that is, endpoint_cross.c says */
     uint64_t nonce, nonce_at;    /* a random number, which its process has at that address of its own memory */
     tr__shm_post_count counts[]; /* [world_size] */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum {
+    LOST_MS = 20,    /* between the ends of a dead process's sockets, on a busy machine */
     FLUSH_MS = 1000, /* how long a goodbye may take to send: a peer that is stopped does not read */
     AGAIN_MS = 10,   /* between two tries to send what the kernel has no room for */
 };
@@ -151,6 +152,7 @@ static void hang_up(tr__endpoint *e, int peer)
     tr__endpoint_peer *p = &e->peers[peer];
     close(p->socket);
     p->socket = -1;
+    atomic_fetch_add(&e->page->lost, 1);
     pthread_mutex_lock(&e->hearing);
     p->gone = true;
     FOR_EACH_ATTACHED(a, e) {
@@ -183,19 +185,17 @@ static void make_room(tr__endpoint *e)
     e->spare = -1;
 }
 
-static void receive_all(tr__endpoint *e, int peer)
+/* Returns whether the socket is at its end. */
+static bool receive_all(tr__endpoint *e, int peer)
 {
     for (;;) {
         tr__shm_message message;
         int fd;
         if (brings_blocks(e->peers[peer].socket)) make_room(e);
         ssize_t got = tr__shm_receive(e->peers[peer].socket, &message, &fd);
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
         if (got < 0 && errno == ECONNRESET) continue; /* what it sent before is still to be read */
-        if (got <= 0) {
-            hang_up(e, peer);
-            return;
-        }
+        if (got <= 0) return true;
         if (got == (ssize_t)sizeof message && message.magic == TR__SHM_MAGIC && message.rank == peer) {
             hear(e, peer, &message, fd);
             if (e->spare < 0) e->spare = fcntl(e->kick, F_DUPFD_CLOEXEC, 0);
@@ -205,6 +205,32 @@ static void receive_all(tr__endpoint *e, int peer)
         if (fd >= 0) close(fd);
         damaged(e, peer);
     }
+}
+
+static bool has_lost_more(const tr__endpoint *e, int peer)
+{
+    const tr__endpoint_page *page = e->peers[peer].page;
+    return page && atomic_load(&page->lost) > atomic_load(&e->page->lost);
+}
+
+/* Whoever loses a rank may end soon after it. A peer at its end that has lost more peers than we have is told of last: the one
+ * that went before it is the reason, and its socket is at its end, too, or will be in a moment. */
+static void receive_polled(tr__endpoint *e)
+{
+    bool deferred = false;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < e->world_size; i++) {
+            struct pollfd *polled = &e->polled[i];
+            if (polled->fd < 0 || !(polled->revents & (POLLIN | POLLHUP | POLLERR)) || !receive_all(e, i)) continue;
+            polled->fd = -1;
+            if (round == 0 && has_lost_more(e, i)) deferred = true;
+            else hang_up(e, i);
+        }
+        if (!deferred) return;
+        if (round == 0) (void)poll(e->polled, (nfds_t)e->world_size, LOST_MS);
+    }
+    for (int i = 0; i < e->world_size; i++)
+        if (e->polled[i].fd < 0 && e->peers[i].socket >= 0) hang_up(e, i);
 }
 
 /* ---- What goes out ----------------------------------------------------------------------------------------------- */
@@ -277,8 +303,7 @@ static void *monitor(void *arg)
         if (stopping && !stop_at) stop_at = tr__now_ns() + (int64_t)FLUSH_MS * 1000000;
         if (stopping && (!unsent || tr__now_ns() >= stop_at)) return NULL;
         if (poll(e->polled, (nfds_t)e->world_size + 1, stopping || again ? AGAIN_MS : -1) <= 0) continue;
-        for (int i = 0; i < e->world_size; i++)
-            if (e->polled[i].revents & (POLLIN | POLLHUP | POLLERR)) receive_all(e, i);
+        receive_polled(e);
     }
 }
 

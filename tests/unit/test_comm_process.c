@@ -339,6 +339,36 @@ static void a_rank_that_exits_is_not_said_to_have_died(void **state)
         }
 }
 
+/* ---- One after another ----------------------------------------------------------------------------------------------- */
+
+static tr_status act_and_exit(rank *r)
+{
+    tr_status status = act_until_it_fails(r);
+    if (r->number == 0) _exit(69);
+    return status;
+}
+
+/* Rank 0 ends as it has lost rank 1, and rank 2 comes to hear of both at once. */
+static void the_first_of_two_dead_ranks_is_named(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        job j;
+        const activity a = TINY;
+        start_job_in(&j, &(setting){.transport = k ? "tcp" : "shm"}, 3, act_and_exit, &a);
+        for (int i = 0; i < 3; i++) await_turns(&j, i, 3);
+        kill(j.ranks[2].pid, SIGSTOP);
+        kill(j.ranks[1].pid, SIGKILL);
+        reap(&j, 1);
+        reap(&j, 0);
+        int64_t ended = tr__now_ns();
+        kill(j.ranks[2].pid, SIGCONT);
+        reap(&j, 2);
+        check_survivor(&j, 2, 1, ended, (const char *[]){") died", "all_reduce #", __FILE__ ":"});
+        finish(&j);
+    }
+}
+
 /* ---- Stopped ranks ----------------------------------------------------------------------------------------------- */
 
 static tr_status act_with_a_timeout(rank *r)
@@ -542,6 +572,7 @@ int main(void)
         cmocka_unit_test(a_killed_rank_is_named_whatever_runs),
         cmocka_unit_test(a_rank_killed_while_it_joins_is_an_error),
         cmocka_unit_test(a_rank_that_exits_is_not_said_to_have_died),
+        cmocka_unit_test(the_first_of_two_dead_ranks_is_named),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(a_rank_without_shared_memory_is_an_error_everywhere),
         cmocka_unit_test(rank_0_serves_as_under_torchrun),
