@@ -551,18 +551,24 @@ static tr_status say_over(const tr__rendezvous *r, const search *s)
 }
 
 /* Until all have come: looks at what is there at growing intervals, to find a record that cannot go together with ours
- * and to let be seen who is waited for. */
+ * and to let be seen who is waited for. Where the generation is used by now, whose records may have come since the last look: a
+ * rank that has read all marks it so before the others have. */
 static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record *records)
 {
     for (int wait_ms = LOOK_FIRST_MS;; wait_ms = 2 * wait_ms < LOOK_MOST_MS ? 2 * wait_ms : LOOK_MOST_MS) {
         int64_t left = (r->deadline - tr__now_ns()) / 1000000;
-        int now_ms = left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms, asked = s->count;
+        int now_ms = r->used || left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms, asked = s->count;
+        bool used = r->used;
         s->count = 0;
         for (int from = 0; from < asked; from += AT_ONCE)
             TR__TRY(gather_records(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, records));
-        if (s->count == 0) return TR_OK;
+        if (s->count == 0) {
+            r->used = false; /* it is ours */
+            return TR_OK;
+        }
+        if (used) return say_over(r, s);
         TR__TRY(tr__rendezvous_check_peers(r));
-        if (r->used) return say_over(r, s);
+        if (r->used) continue;
         if (left <= 0) return say_missing(r, s);
         tr__recorder_waits_for(r->member->recorder, s->ranks, s->count);
         if (s->gone[s->ranks[0]]) nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL); /* there is nothing to wait on */

@@ -360,11 +360,13 @@ static void who_waits_in_the_next_generation_names_the_dead(void **state)
     give_up(&a);
 }
 
-/* A store that is asked for one key after the other, and where a death is told of in between. */
+/* A store that is asked for one key after the other, and where a death is told of in between; or rank 1 comes, after somebody
+ * has waited for it in vain, and has met the others at once. */
 typedef struct slow_store {
     tr_store *inner;
     const one *dies;
     bool told;
+    one *comes;
 } slow_store;
 
 static tr_status slow_set(void *user, const char *key, const void *value, size_t bytes)
@@ -377,6 +379,13 @@ static tr_status slow_get(void *user, const char *key, int timeout_ms, void **va
     slow_store *s = user;
     char text[80];
     tr_status status = tr__store_get(s->inner, key, timeout_ms, value, bytes);
+    if (s->comes && status == TR_TIMEOUT && strcmp(key, "group/g/endpoint/1/1") == 0) {
+        begin(s->comes, s->inner, 1);
+        assert_int_equal(tr__rendezvous_read_all(&s->comes->r, s->comes->records), TR_OK);
+        assert_int_equal(tr__rendezvous_use(&s->comes->r), TR_OK);
+        s->comes = NULL;
+        return tr__fail(TR_TIMEOUT, "it came too late for this request");
+    }
     if (!s->dies || s->told) return status;
     s->told = true;
     int length = snprintf(text, sizeof text, "0 %s", s->dies->record.cookie);
@@ -408,6 +417,23 @@ static void a_death_that_is_told_between_two_looks_is_heard_of(void **state)
     s.dies = &a;
     FAILS(TR_PEER, tr__rendezvous_check_peers(&b.r), "died, or exited, while joining");
     assert_true(s.told);
+    tr__rendezvous_withdraw(&a.r);
+    tr__rendezvous_withdraw(&b.r);
+}
+
+/* Where a library connects the ranks, each marks the generation when it has read all records: who finds the mark may not have. */
+static void who_is_marked_as_met_is_met(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    one a, b;
+    slow_store s = {.inner = tr_store_memory(), .comes = &b};
+    tr_store *store = tr_store_custom(slow_set, slow_get, slow_add, slow_compare_set, .user = &s);
+    begin(&a, store, 0);
+    assert_int_equal(tr__rendezvous_read_all(&a.r, a.records), TR_OK);
+    assert_null(s.comes);
+    assert_int_equal(a.records[1].pid, b.record.pid);
+    assert_int_equal(b.r.generation, 1);
     tr__rendezvous_withdraw(&a.r);
     tr__rendezvous_withdraw(&b.r);
 }
@@ -526,6 +552,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(who_came_too_early_goes_on),
         cmocka_unit_test(who_waits_in_the_next_generation_names_the_dead),
         cmocka_unit_test(a_death_that_is_told_between_two_looks_is_heard_of),
+        cmocka_unit_test(who_is_marked_as_met_is_met),
         cmocka_unit_test(threads_join_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
