@@ -21,7 +21,7 @@ enum { STAGES = 4, BLOCK_CONVS = 3 };
 
 typedef struct block {
     int convs; /* 2: basic, 3: bottleneck */
-    tr_module *conv[BLOCK_CONVS], *bn[BLOCK_CONVS];
+    tr_module *conv[BLOCK_CONVS], *bn[BLOCK_CONVS]; /* a norm takes the ReLU behind it along, and the last the addition */
     tr_module *downsample; /* NULL: the shortcut is x itself */
 } block;
 
@@ -38,18 +38,17 @@ static tr_tensor *block_forward(tr_module *self, tr_tensor *const *inputs, int n
     TR_SCOPE;
     const block *b = tr_module_state(self);
     tr_tensor *x = inputs[0], *y = x;
-    for (int i = 0; i < b->convs; i++) {
-        y = tr_forward(b->bn[i], tr_forward(b->conv[i], y));
-        if (i + 1 < b->convs) y = tr_relu(y);
-    }
-    return tr_escape(tr_relu(tr_add(y, b->downsample ? tr_forward(b->downsample, x) : x)));
+    int last = b->convs - 1;
+    for (int i = 0; i < last; i++) y = tr_forward(b->bn[i], tr_forward(b->conv[i], y));
+    y = tr_forward(b->conv[last], y);
+    return tr_escape(tr_forward(b->bn[last], y, b->downsample ? tr_forward(b->downsample, x) : x));
 }
 
 /* x: [batch, 3, h, w] -> [batch, 64, h/4, w/4] */
 static tr_tensor *stem(const resnet *r, tr_tensor *x)
 {
     TR_SCOPE;
-    tr_tensor *y = tr_relu(tr_forward(r->bn1, tr_forward(r->conv1, x)));
+    tr_tensor *y = tr_forward(r->bn1, tr_forward(r->conv1, x));
     return tr_escape(tr_max_pool2d(y, 3, .stride = 2, .padding = 1));
 }
 
@@ -89,7 +88,7 @@ static void add_conv(plan *p, tr_module *module, block *b, int i, int64_t in, in
     snprintf(name, sizeof name, "conv%d", i + 1);
     b->conv[i] = tr_module_add(module, name, conv(p, in, out, kernel, stride));
     snprintf(name, sizeof name, "bn%d", i + 1);
-    b->bn[i] = tr_module_add(module, name, tr_batch_norm2d(out));
+    b->bn[i] = tr_module_add(module, name, tr_batch_norm2d(out, .relu = true));
 }
 
 static tr_module *block_new(plan *p, int64_t in, int64_t width, int64_t out, int stride)
@@ -135,7 +134,7 @@ static tr_module *resnet_new(plan *p, const tr_resnet_options *o)
     if (!r) return tr_escape(module);
     p->seed = tr__model_seed(o, o->seed);
     r->conv1 = tr_module_add(module, "conv1", conv(p, TR__SIZE_OR(o, channels, 3), 64, 7, 2));
-    r->bn1 = tr_module_add(module, "bn1", tr_batch_norm2d(64));
+    r->bn1 = tr_module_add(module, "bn1", tr_batch_norm2d(64, .relu = true));
     for (int i = 0; i < STAGES; i++) {
         char name[24];
         snprintf(name, sizeof name, "layer%d", i + 1);

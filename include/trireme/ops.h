@@ -333,6 +333,8 @@ typedef struct tr_batch_norm_op_options {
     bool training;
     double momentum;         /* default 0.1, the part of the way that the running numbers go */
     double eps;              /* default 1e-5 */
+    tr_tensor *residual;     /* of x's shape, added to the norm; or NULL */
+    bool relu;               /* the result is max(0, …) of that. On the CPU this and the addition cost no pass over memory */
 } tr_batch_norm_op_options;
 /* Ioffe & Szegedy 2015, per channel: (x - mean)/sqrt(var + eps) * weight + bias, with the batch's mean and variance in
  * training. The running variance is moved towards the unbiased one, as in PyTorch; an empty batch moves nothing, and one number

@@ -123,20 +123,23 @@ typedef struct batch_norm {
     tr_tensor *batches; /* i64 [] */
     double eps, momentum;
     bool of_images;            /* else of [batch, channels] or sequences */
+    bool relu;
     tr__normalizer *normalize; /* in training; NULL: over the batch that is here */
     void *user;                /* for normalize; a reference */
 } batch_norm;
 
-/* x: [batch, channels, …] -> the same shape */
-static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *x)
+/* x, residual?: [batch, channels, …] -> the same shape */
+static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const batch_norm *b = self->state;
+    if (n < 1 || n > 2 || !inputs[0]) return tr__missing_input(self, n == 2 ? 1 : n);
+    tr_tensor *x = inputs[0], *residual = n == 2 ? inputs[1] : NULL;
     if (b->of_images ? tr_ndim(x) != 4 : tr_ndim(x) != 2 && tr_ndim(x) != 3)
         return tr_tensor_fail(TR_SHAPE, "x is %s: it must be %s", TR__TEXT(tr_shape_of(x)),
             b->of_images ? "[batch, channels, height, width]" : "[batch, channels] or [batch, channels, length]");
     const tr_batch_norm_op_options options = {.size = sizeof options, .x = x, .weight = b->weight, .bias = b->bias,
         .running_mean = b->running_mean, .running_var = b->running_var, .training = !self->evaluating,
-        .momentum = b->momentum, .eps = b->eps};
+        .momentum = b->momentum, .eps = b->eps, .residual = residual, .relu = b->relu};
     if (!b->normalize || self->evaluating) return tr__batch_norm(&options, b->batches);
     tr_tensor *y = b->normalize(&options, b->user);
     if (tr__bad(y) || tr_recomputing()) return y;
@@ -151,7 +154,7 @@ static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batc
         return tr_module_fail(TR_INVALID, "%s: eps must not be negative and momentum in 0 … 1, they are %g and %g", name,
             o->eps, o->momentum);
     TR_SCOPE;
-    tr_module *module = tr__layer_new(name, sizeof(batch_norm), batch_norm_forward);
+    tr_module *module = tr_module_new(name, sizeof(batch_norm), batch_norm_forward);
     batch_norm *b = tr_module_state(module);
     if (!b) return tr_escape(module);
     tr_shape shape = TR_SHAPE(o->channels);
@@ -159,7 +162,8 @@ static tr_module *batch_norm_new(const char *name, bool of_images, const tr_batc
     b->of_images = of_images;
     b->eps = TR__PASS(o, eps);
     b->momentum = TR__PASS(o, momentum);
-    tr_module_detail(module, "eps %.9g, momentum %.9g", b->eps, b->momentum);
+    b->relu = o->relu;
+    tr_module_detail(module, "eps %.9g, momentum %.9g%s", b->eps, b->momentum, b->relu ? ", relu" : "");
     b->weight = tr_module_parameter(module, "weight", tr_ones(shape, .dtype = o->dtype));
     b->bias = tr_module_parameter(module, "bias", tr_zeros(shape, .dtype = o->dtype));
     b->running_mean = tr_module_buffer(module, "running_mean", tr_zeros(shape, .dtype = statistics));
@@ -185,14 +189,14 @@ static void batch_norm_release(void *state)
 
 bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user)
 {
-    if (module->layer != batch_norm_forward) return false;
+    if (module->forward != batch_norm_forward) return false;
     batch_norm *b = module->state;
     void *before = b->user;
     b->normalize = normalize;
     b->user = tr_keep(user);
     tr_release(before);
     tr_module_on_release(module, batch_norm_release);
-    tr_module_detail(module, "eps %.9g, momentum %.9g, over several ranks", b->eps, b->momentum);
+    tr_module_detail(module, "eps %.9g, momentum %.9g%s, over several ranks", b->eps, b->momentum, b->relu ? ", relu" : "");
     return true;
 }
 

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
-static tr_tensor *missing_input(const tr_module *self, int n)
+tr_tensor *tr__missing_input(const tr_module *self, int n)
 {
     if (n == 1) return tr_tensor_fail(TR_INVALID, "%s: it takes one input, which is NULL", tr_module_name(self));
     return tr_tensor_fail(TR_INVALID, "%s: it takes one input, not %d", tr_module_name(self), n);
@@ -18,7 +18,7 @@ static tr_tensor *missing_input(const tr_module *self, int n)
 
 static tr_tensor *layer_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
-    return n == 1 && inputs[0] ? self->layer(self, inputs[0]) : missing_input(self, n);
+    return n == 1 && inputs[0] ? self->layer(self, inputs[0]) : tr__missing_input(self, n);
 }
 
 tr_module *tr__layer_new(const char *name, size_t state_bytes, tr_tensor *(*layer)(tr_module *self, tr_tensor *x))
@@ -40,7 +40,7 @@ typedef struct linear {
 static tr_tensor *linear_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const linear *l = self->state;
-    if (n < 1 || n > 2 || !inputs[0]) return missing_input(self, n == 2 ? 1 : n);
+    if (n < 1 || n > 2 || !inputs[0]) return tr__missing_input(self, n == 2 ? 1 : n);
     tr_tensor *residual = n == 2 ? inputs[1] : NULL;
     return tr_linear_op(inputs[0], l->weight, .bias = l->bias, .residual = residual, .in_out = l->in_out,
         .activation = l->activation);

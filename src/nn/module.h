@@ -69,6 +69,8 @@ typedef tr_tensor *tr__normalizer(const tr_batch_norm_op_options *options, void 
 /* Makes a module compute so, if it is one: it takes a reference to user. Returns whether it is. */
 bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *user);
 
+/* Fails as a module that takes one input and got n, or NULL. */
+tr_tensor *tr__missing_input(const tr_module *self, int n);
 /* A module of one input, which is there when layer is called. */
 tr_module *tr__layer_new(const char *name, size_t state_bytes, tr_tensor *(*layer)(tr_module *self, tr_tensor *x));
 

@@ -3,6 +3,8 @@
  *   y = xhat weight + bias, xhat = (x - mean) rstd, rstd = 1/sqrt(var + eps), var = mean((x - mean)^2)
  *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
  * With mean and variance given they are constants: dx = weight rstd g.
+ *
+ * batch_norm_relu: y = max(0, xhat weight + bias + residual); g counts where y > 0, and that is the residual's gradient.
  */
 #include "ops/batch_norm.h"
 
@@ -15,6 +17,14 @@
 
 #include <inttypes.h>
 #include <math.h>
+
+/* Inputs of batch_norm_relu and of its gradient, behind those that batch_norm and its gradient have, too. */
+enum { RESIDUAL = 5, OUTPUT = 5 };
+
+static tr_tensor *input_of(const tr_op_call *call, const tr_op *op, int i)
+{
+    return call->op == op && i < call->n_inputs ? call->inputs[i] : NULL;
+}
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
@@ -39,6 +49,8 @@ tr_status tr__batch_norm_infer(tr_op_call *call)
         return tr__fail(TR_SHAPE, "batch_norm: x is %s: it must be [batch, channels, …]", TR__TEXT(x->shape));
     static const char *const names[] = {"x", "weight", "bias", "running_mean", "running_var"};
     for (int i = 1; i < 5; i++) TR__TRY(check_vector(call, i, names[i]));
+    const tr_tensor *residual = input_of(call, tr__op(batch_norm_relu), RESIDUAL);
+    if (residual) TR__TRY(tr__same(call, 0, RESIDUAL));
     int64_t channels = x->shape.dim[1];
     if (!a->frozen && channels && tr__numel(x->shape) / channels == 1)
         return tr__fail(TR_SHAPE, "batch_norm: x %s has %" PRId64 " numbers for each channel: a variance needs two",
@@ -54,7 +66,8 @@ tr_status tr__batch_norm_grad_infer(tr_op_call *call)
     const tr_tensor *x = call->inputs[1], *like = call->inputs[2] ? call->inputs[2] : x;
     TR__TRY(tr__output_like(call, 0, x, x->shape, x->dtype));
     TR__TRY(tr_op_output(call, 1, TR_SHAPE(x->shape.dim[1]), like->dtype));
-    return tr_op_output(call, 2, TR_SHAPE(x->shape.dim[1]), like->dtype);
+    TR__TRY(tr_op_output(call, 2, TR_SHAPE(x->shape.dim[1]), like->dtype));
+    return call->op == tr__op(batch_norm_relu_grad) ? tr__output_like(call, 3, x, x->shape, x->dtype) : TR_OK;
 }
 
 /* ---- Reference kernels: blocks of channels, whose numbers are rows ---------------------------------------------------- */
@@ -62,7 +75,8 @@ tr_status tr__batch_norm_grad_infer(tr_op_call *call)
 typedef struct job {
     const tr_op_call *call;
     const tr_batch_norm_attrs *attrs;
-    tr__rows x, y, g, dx;
+    bool relu, has_residual;
+    tr__rows x, y, g, dx, residual, dresidual;
     const tr_tensor *weight, *bias, *mean, *var;
 } job;
 
@@ -87,6 +101,7 @@ static void find_moments(const job *j, int64_t first, int64_t n, double *mean, d
 static void forward_block(const job *j, int64_t first, int64_t n)
 {
     double mean[TR__ROW_BLOCK], var[TR__ROW_BLOCK], weight[TR__ROW_BLOCK], bias[TR__ROW_BLOCK], x[TR__ROW_BLOCK];
+    double residual[TR__ROW_BLOCK] = {0};
     if (j->attrs->frozen) {
         tr__vector_read(j->mean, first, n, 0, mean);
         tr__vector_read(j->var, first, n, 1, var);
@@ -99,7 +114,11 @@ static void forward_block(const job *j, int64_t first, int64_t n)
     tr__vector_read(j->bias, first, n, 0, bias);
     for (int64_t r = 0; r < j->x.others.n; r++) {
         tr__row_read(&j->x, r, first, n, x);
-        for (int64_t i = 0; i < n; i++) x[i] = (x[i] - mean[i]) / sqrt(var[i] + j->attrs->eps) * weight[i] + bias[i];
+        if (j->has_residual) tr__row_read(&j->residual, r, first, n, residual);
+        for (int64_t i = 0; i < n; i++) {
+            x[i] = (x[i] - mean[i]) / sqrt(var[i] + j->attrs->eps) * weight[i] + bias[i];
+            if (j->relu) x[i] = x[i] + residual[i] <= 0 ? 0 : x[i] + residual[i]; /* NaN stays NaN */
+        }
         tr__row_write(&j->y, r, first, n, x);
     }
 }
@@ -128,9 +147,24 @@ tr_status tr__batch_norm_forward(tr_op_call *call)
         .bias = call->inputs[2],
         .mean = attrs->frozen ? call->inputs[3] : NULL,
         .var = attrs->frozen ? call->inputs[4] : NULL,
+        .relu = call->op == tr__op(batch_norm_relu),
     };
+    const tr_tensor *residual = input_of(call, tr__op(batch_norm_relu), RESIDUAL);
+    j.has_residual = residual;
+    if (residual) j.residual = tr__rows_of(residual, 1);
     tr__pool_for(tr__pool_of(call->inputs[0]), block_count(&j.x), 1, forward_blocks, &j);
     return TR_OK;
+}
+
+/* Row r of the gradient that counts. */
+static void read_gradient(const job *j, int64_t r, int64_t first, int64_t n, double *g)
+{
+    double y[TR__ROW_BLOCK];
+    tr__row_read(&j->g, r, first, n, g);
+    if (!j->relu) return;
+    tr__row_read(&j->y, r, first, n, y);
+    for (int64_t i = 0; i < n; i++)
+        if (y[i] <= 0) g[i] = 0;
 }
 
 static void grad_block(const job *j, int64_t first, int64_t n)
@@ -142,7 +176,8 @@ static void grad_block(const job *j, int64_t first, int64_t n)
     tr__vector_read(j->weight, first, n, 1, weight);
     for (int64_t i = 0; i < n; i++) rstd[i] = 1 / sqrt(rstd[i] + j->attrs->eps);
     for (int64_t r = 0; r < j->x.others.n; r++) {
-        tr__row_read(&j->g, r, first, n, g);
+        read_gradient(j, r, first, n, g);
+        if (j->has_residual) tr__row_write(&j->dresidual, r, first, n, g);
         tr__row_read(&j->x, r, first, n, x);
         for (int64_t i = 0; i < n; i++) {
             dbias[i] += g[i];
@@ -150,7 +185,7 @@ static void grad_block(const job *j, int64_t first, int64_t n)
         }
     }
     for (int64_t r = 0; j->call->outputs[0] && r < j->x.others.n; r++) {
-        tr__row_read(&j->g, r, first, n, g);
+        read_gradient(j, r, first, n, g);
         tr__row_read(&j->x, r, first, n, x);
         for (int64_t i = 0; i < n; i++) {
             double xhat = (x[i] - mean[i]) * rstd[i], through = (dbias[i] + xhat * dweight[i]) / count;
@@ -179,30 +214,50 @@ tr_status tr__batch_norm_grad_forward(tr_op_call *call)
         .weight = call->inputs[2],
         .mean = call->inputs[3],
         .var = call->inputs[4],
+        .relu = call->op == tr__op(batch_norm_relu_grad),
     };
     if (call->outputs[0]) j.dx = tr__rows_of(call->outputs[0], 1);
+    if (j.relu) j.y = tr__rows_of(call->inputs[OUTPUT], 1);
+    j.has_residual = j.relu && call->outputs[3];
+    if (j.has_residual) j.dresidual = tr__rows_of(call->outputs[3], 1);
     tr__pool_for(tr__pool_of(call->inputs[0]), block_count(&j.x), 1, grad_blocks, &j);
     return TR_OK;
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
 
-tr_status tr__batch_norm_backward(tr_backward_call *call)
+static tr_tensor *like_x(const tr_tensor *x)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__strides_like(x, x->shape, stride);
+    return tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
+}
+
+/* By `grad`, which also gets the output and gives the residual's gradient where has_relu. */
+static tr_status run_backward(tr_backward_call *call, const tr_op *grad, bool has_relu)
 {
     tr_batch_norm_attrs attrs = *(const tr_batch_norm_attrs *)call->attrs;
-    tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
+    tr_tensor *x = call->inputs[0], *grads[4] = {NULL};
     if (!call->grad_outputs[0]) return TR_OK;
-    if (call->needs[0]) {
-        int64_t stride[TR_MAX_DIMS];
-        tr__strides_like(x, x->shape, stride);
-        grads[0] = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
-    }
+    if (call->needs[0]) grads[0] = like_x(x);
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
     if (call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2]};
-    TR__TRY(tr__op_run(tr__op(batch_norm_grad), &attrs, inputs, 5, grads, 3));
+    if (has_relu && call->needs[RESIDUAL]) call->grad_inputs[RESIDUAL] = grads[3] = like_x(x);
+    tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2],
+        has_relu ? call->outputs[0] : NULL};
+    TR__TRY(tr__op_run(grad, &attrs, inputs, has_relu ? 6 : 5, grads, has_relu ? 4 : 3));
     for (int i = 0; i < 3; i++) call->grad_inputs[i] = grads[i];
     return TR_OK;
+}
+
+tr_status tr__batch_norm_backward(tr_backward_call *call)
+{
+    return run_backward(call, tr__op(batch_norm_grad), false);
+}
+
+tr_status tr__batch_norm_relu_backward(tr_backward_call *call)
+{
+    return run_backward(call, tr__op(batch_norm_relu_grad), true);
 }
 
 /* ---- With running statistics ----------------------------------------------------------------------------------------- */
@@ -269,6 +324,11 @@ tr_status tr__batch_norm_check(const tr_batch_norm_op_options *o)
         return tr__fail(TR_INVALID, "batch_norm: momentum must be in 0 … 1, it is %g", o->momentum);
     if (!o->running_mean != !o->running_var)
         return tr__fail(TR_INVALID, "batch_norm: running_mean and running_var come together");
+    const tr_tensor *residual = o->residual;
+    if (residual) TR__TRY(tr_status_of(residual));
+    if (residual && o->x && !tr__bad(o->x) && !tr__shape_equal(residual->shape, o->x->shape))
+        return tr__fail(TR_SHAPE, "batch_norm: residual is %s, it must be %s, as x", TR__TEXT(residual->shape),
+            TR__TEXT(o->x->shape));
     if (!o->running_mean && !o->training)
         return tr__fail(TR_INVALID, "batch_norm: without .training it needs running_mean and running_var");
     if (!o->running_mean || !o->x || tr__bad(o->x)) return TR_OK;
@@ -281,15 +341,35 @@ double tr__batch_norm_eps(const tr_batch_norm_op_options *o)
     return TR__OR(o, eps, 1e-5);
 }
 
+tr_tensor *tr__batch_norm_activate(const tr_batch_norm_op_options *o, tr_tensor *y)
+{
+    if (o->residual) y = tr_add(y, o->residual);
+    return o->relu ? tr_relu(y) : y;
+}
+
+/* Is there one kernel for all that the options ask for? */
+static bool has_fused_kernel(const tr_batch_norm_op_options *o)
+{
+    const tr_tensor *x = o->x, *residual = o->residual;
+    if (!o->relu || !x || tr__bad(x) || (residual && residual->dtype != x->dtype)) return false;
+    tr_device device = tr__device_of(x);
+    return device.kind == TR_CPU || (tr__has_kernel(device, "batch_norm_relu") && tr__has_kernel(device, "batch_norm_relu_grad"));
+}
+
 tr_tensor *tr__batch_norm(const tr_batch_norm_op_options *o, tr_tensor *batches)
 {
     tr_batch_norm_attrs attrs = {.eps = tr__batch_norm_eps(o), .frozen = !o->training};
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
-    tr_tensor *inputs[] = {o->x, o->weight, o->bias, o->running_mean, o->running_var}, *outputs[TR_OP_MAX_OUTPUTS];
-    tr_tensor *y = tr_apply(tr__op(batch_norm), &attrs, inputs, o->training ? 3 : 5, outputs);
-    if (!o->training || tr__bad(y)) return y;
-    int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
-    return tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers, batches) == TR_OK ? y : tr__tensor_failed();
+    bool fused = has_fused_kernel(o);
+    tr_tensor *mean = o->training ? NULL : o->running_mean, *var = o->training ? NULL : o->running_var;
+    tr_tensor *inputs[] = {o->x, o->weight, o->bias, mean, var, o->residual}, *outputs[TR_OP_MAX_OUTPUTS];
+    tr_tensor *y = fused ? tr_apply(tr__op(batch_norm_relu), &attrs, inputs, 6, outputs)
+        : tr_apply(tr__op(batch_norm), &attrs, inputs, 5, outputs);
+    if (o->training && !tr__bad(y)) {
+        int64_t channels = y->shape.dim[1], numbers = channels ? tr__numel(y->shape) / channels : 2;
+        if (tr__batch_norm_move(o, outputs[1], outputs[2], (double)numbers, batches) != TR_OK) return tr__tensor_failed();
+    }
+    return fused ? y : tr__batch_norm_activate(o, y);
 }
 
 tr_tensor *tr_batch_norm_op_with(const tr_batch_norm_op_options *o)

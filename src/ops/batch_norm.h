@@ -15,6 +15,8 @@ double tr__batch_norm_eps(const tr_batch_norm_op_options *options);
 tr_status tr__batch_norm_move(const tr_batch_norm_op_options *options, tr_tensor *mean, tr_tensor *var, double numbers,
     tr_tensor *batches);
 tr_status tr__batch_norm_count(tr_tensor *batches);
+/* The options' residual and ReLU, of a norm y that has neither yet. */
+tr_tensor *tr__batch_norm_activate(const tr_batch_norm_op_options *options, tr_tensor *y);
 /* tr_batch_norm_op_with(), which counts batches where it is in training. */
 tr_tensor *tr__batch_norm(const tr_batch_norm_op_options *options, tr_tensor *batches);
 

@@ -279,7 +279,7 @@ tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_op
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS], *y = tr_apply(&sync_batch_norm, &attrs, inputs, 4, outputs);
     if (tr__bad(y)) return tr_escape(y);
     tr_status status = tr__batch_norm_move(o, outputs[MEAN], outputs[VAR], tr_item(outputs[NUMBERS]), NULL);
-    return tr_escape(status == TR_OK ? y : tr__tensor_failed());
+    return tr_escape(status == TR_OK ? tr__batch_norm_activate(o, y) : tr__tensor_failed());
 }
 
 /* ---- Modules ------------------------------------------------------------------------------------------------------

@@ -368,6 +368,27 @@ static tr_tensor *batch_norm_frozen(tr_tensor *const *in)
         .running_var = tr_affine(numbers, 0.2, 0.5));
 }
 
+static tr_tensor *batch_norm_relu(tr_tensor *const *in)
+{
+    return tr_batch_norm_op(in[0], .weight = in[1], .bias = in[2], .training = true, .relu = true);
+}
+
+static tr_tensor *batch_norm_residual(tr_tensor *const *in)
+{
+    return tr_batch_norm_op(in[0], .weight = in[1], .bias = in[2], .training = true, .residual = in[3]);
+}
+
+static tr_tensor *batch_norm_residual_relu(tr_tensor *const *in)
+{
+    return tr_batch_norm_op(in[0], .weight = in[1], .bias = in[2], .training = true, .residual = in[3], .relu = true);
+}
+
+static tr_tensor *batch_norm_frozen_relu(tr_tensor *const *in)
+{
+    tr_tensor *mean = tr_full(0.25, TR_SHAPE(5)), *var = tr_full(1.5, TR_SHAPE(5));
+    return tr_batch_norm_op(in[0], .residual = in[1], .running_mean = mean, .running_var = var, .relu = true);
+}
+
 static tr_tensor *attention(tr_tensor *const *in)
 {
     return tr_attention(in[0], in[1], in[2]);
@@ -525,6 +546,11 @@ const op_case op_cases[] = {
     {CASE("batch norm of many channels", batch_norm, NORMAL(9, 530), NORMAL_FIXED(530), NORMAL_FIXED(530))},
     {CASE("batch norm plain",     batch_norm_plain, WIDE(4, 9, 5))},
     {CASE("batch norm frozen",    batch_norm_frozen, NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5))},
+    {CASE("batch norm, relu",     batch_norm_relu, NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5))},
+    {CASE("batch norm and residual", batch_norm_residual, NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5), NORMAL(3, 5, 4, 3))},
+    {CASE("batch norm, residual, relu", batch_norm_residual_relu, NORMAL(3, 5, 4, 3), NORMAL_FIXED(5), NORMAL_FIXED(5),
+                                                  NORMAL(3, 5, 4, 3)), .kinks = {{3, -0.5, OP_LEFT}}},
+    {CASE("batch norm frozen, relu", batch_norm_frozen_relu, NORMAL(3, 5, 4, 3), NORMAL(3, 5, 4, 3))},
     {CASE("attention",            attention,      NORMAL(2, 2, 3, 8), NORMAL(2, 2, 5, 8), NORMAL(2, 2, 5, 8))},
     {CASE("attention of many keys", attention,    NORMAL(1, 1, 3, 8), NORMAL(1, 1, 300, 8), NORMAL(1, 1, 300, 8))},
     {CASE("attention causal",     attention_causal, NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16), NORMAL(2, 2, 7, 16))},

@@ -50,6 +50,45 @@ static void a_net_stays_channels_last(void **state)
     assert_true(tr_is_contiguous(tr_reshape(y, TR_SHAPE(2, -1))));
 }
 
+/* One op and the three that it stands for: the same numbers, as both round alike. */
+static void a_norm_takes_an_addition_and_relu_along(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 8; k++) {
+        TR_SCOPE;
+        bool adds = k & 1, last = k & 2, frozen = k & 4;
+        tr_tensor *mean = tr_full(0.1, TR_SHAPE(5)), *var = tr_full(2, TR_SHAPE(5)), *made[2][4];
+        for (int fused = 0; fused < 2; fused++) {
+            tr_tensor *x = image(3, 5, 4, 7), *residual = tr_require_grad(tr_randn(2, tr_shape_of(x)));
+            if (last) x = tr_cast(tr_conv2d_op(x, tr_randn(3, TR_SHAPE(5, 5, 1, 1))), TR_F32);
+            tr_tensor *weight = tr_require_grad(tr_randn(4, TR_SHAPE(5))), *leaf = tr_require_grad(tr_detach(x));
+            tr_tensor *y = tr_batch_norm_op(leaf, .weight = weight, .training = !frozen, .running_mean = mean, .running_var = var,
+                .momentum = 0, .residual = fused && adds ? residual : NULL, .relu = fused);
+            if (!fused) y = tr_relu(adds ? tr_add(y, residual) : y);
+            assert_int_equal(tr_backward(tr_sum(tr_mul(y, tr_randn(5, tr_shape_of(y))))), TR_OK);
+            tr_tensor *all[] = {y, tr_grad(leaf), tr_grad(weight), adds ? tr_grad(residual) : y};
+            memcpy(made[fused], all, sizeof all);
+        }
+        for (int i = 0; i < 4; i++) assert_true(tr_item(tr_max(tr_abs(tr_sub(made[0][i], made[1][i])))) == 0);
+        assert_true(tr_item(tr_min(made[1][0])) == 0 && is_channels_last(made[1][0]) == is_channels_last(made[0][0]));
+    }
+}
+
+/* An f32 residual beside a norm of 16 bits, as where the stem is not under autocast. */
+static void a_wider_residual_makes_the_result_wider(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    TR_AUTOCAST(TR_BF16);
+    tr_module *norm = tr_batch_norm2d(4, .relu = true);
+    tr_tensor *x = tr_cast(image(2, 4, 3, 3), TR_BF16), *residual = image(2, 4, 3, 3), *y = tr_forward(norm, x, residual);
+    assert_int_equal(tr_status_of(y), TR_OK);
+    assert_int_equal(tr_dtype_of(y), TR_F32);
+    assert_int_equal(tr_dtype_of(tr_forward(norm, x, x)), TR_BF16);
+    assert_says(tr_forward(norm, NULL, x), TR_INVALID, "batch_norm2d: it takes one input, which is NULL");
+    assert_says(tr_forward(norm, x, residual, x), TR_INVALID, "batch_norm2d: it takes one input, not 3");
+}
+
 static void flattening_gives_the_order_of_the_shape(void **state)
 {
     (void)state;
@@ -348,6 +387,8 @@ int main(void)
     setenv("TRIREME_CPU_DEVICES", "2", 1); /* for the op that copies between devices */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_net_stays_channels_last),
+        cmocka_unit_test(a_norm_takes_an_addition_and_relu_along),
+        cmocka_unit_test(a_wider_residual_makes_the_result_wider),
         cmocka_unit_test(flattening_gives_the_order_of_the_shape),
         cmocka_unit_test(gradients_lie_as_their_inputs),
         cmocka_unit_test(onednn_takes_what_nets_begin_with),

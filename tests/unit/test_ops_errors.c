@@ -198,6 +198,10 @@ static void batches_that_cannot_be_normed(void **state)
         "batch_norm: x [1, 4] has 1 numbers for each channel: a variance needs two");
     expect(tr_batch_norm_op(x, .training = true, .momentum = 2), TR_INVALID, "momentum must be in 0 … 1, it is 2");
     expect(tr_batch_norm_op(x, .training = true, .eps = -1), TR_INVALID, "eps must not be negative, it is -1");
+    expect(tr_batch_norm_op(x, .training = true, .residual = four), TR_SHAPE,
+        "batch_norm: residual is [4], it must be [2, 4, 3], as x");
+    expect(tr_batch_norm_op(x, .training = true, .residual = tr_add(x, five)), TR_SHAPE, "add: ");
+    expect(tr_batch_norm_op(NULL, .training = true, .residual = x, .relu = true), TR_INVALID, "batch_norm: input 'x' is NULL");
     expect(tr_batch_norm_op(NULL, .training = true), TR_INVALID, "batch_norm: input 'x' is NULL");
 }
 

@@ -257,6 +257,10 @@ static void check_images(int table, int64_t c, bool specials)
         CHECK(batch_norm, &norm, x, NULL, NULL, weight, var);
         CHECK(batch_norm_grad, &norm, g, many, weight, tr_full(30, TR_SHAPE(c)), var);
         CHECK(batch_norm_grad, &norm, g, many, NULL, tr_full(30, TR_SHAPE(c)), var);
+        CHECK(batch_norm_relu, &norm, many, weight, bias, weight, var, g);
+        CHECK(batch_norm_relu, &norm, many, NULL, NULL, weight, var, NULL);
+        tr_tensor *halves = special(6, tr_shape_of(many)); /* many of which are 0 */
+        CHECK(batch_norm_relu_grad, &norm, g, many, weight, tr_full(30, TR_SHAPE(c)), var, halves);
     }
 }
 

@@ -138,7 +138,7 @@ static void test_as_pytorch(void **state)
 
 static tr_module *net_new(void)
 {
-    return tr_sequential(tr_conv2d(CHANNELS, 4, 3, .padding = 1, .seed = 1), tr_batch_norm2d(4), tr_relu_layer(),
+    return tr_sequential(tr_conv2d(CHANNELS, 4, 3, .padding = 1, .seed = 1), tr_batch_norm2d(4, .relu = true),
                          tr_conv2d(4, 4, 3, .seed = 2), tr_batch_norm2d(4), tr_flatten_layer(),
                          tr_linear(16, 5, .seed = 3));
 }

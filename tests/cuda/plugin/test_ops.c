@@ -25,7 +25,8 @@ static char running[128]; /* the case, for messages */
 /* Compositions of other ops on a device: their parts are compared. */
 static bool is_composed(const char *op)
 {
-    return strcmp(op, "cat") == 0 || strcmp(op, "pad") == 0 || strcmp(op, "to") == 0;
+    return strcmp(op, "cat") == 0 || strcmp(op, "pad") == 0 || strcmp(op, "to") == 0 || strcmp(op, "batch_norm_relu") == 0 ||
+        strcmp(op, "batch_norm_relu_grad") == 0;
 }
 
 static tr_status by_cpu(tr_op_call *call)

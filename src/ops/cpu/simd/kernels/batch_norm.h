@@ -1,7 +1,8 @@
-/* batch_norm (see batch_norm.c for the formulas), on channels-last images: rows of channels. */
+/* batch_norm, batch_norm_relu and their gradients (see batch_norm.c for the formulas), on channels-last images: rows of channels. */
 #ifndef TR_OPS_CPU_SIMD_KERNELS_BATCH_NORM_H
 #define TR_OPS_CPU_SIMD_KERNELS_BATCH_NORM_H
 
+#include "ops/cpu/simd/activations.h"
 #include "ops/cpu/simd/kernels/rows.h"
 
 #include <math.h>
@@ -15,6 +16,9 @@ typedef struct batch_job {
     tr_dtype dtype;     /* of x, g and y */
     const void *x, *g;  /* [rows, c] */
     void *y;            /* or dx */
+    bool relu;          /* y = relu(norm + residual); of a gradient: g counts where output > 0 */
+    const void *residual, *output; /* [rows, c], or NULL */
+    void *counting;     /* the g that counts, as it is summed; or NULL */
     int64_t rows, c, chunk, run; /* rows in all, in a chunk, in a run */
     const float *mean, *rstd;
     const float *of_x, *of_g, *rest; /* [c]: y = (x - mean) of_x + g of_g + rest */
@@ -81,15 +85,23 @@ static inline void join_moments(double *mean, double *squares, double before, do
     *squares += more_squares + apart * apart * before * share;
 }
 
+/* The m gradients from g[at] on that count. */
+LANES_INLINE vec batch_gradient(tr_dtype dtype, const batch_job *j, int64_t at, int64_t m, const bool masked)
+{
+    vec g = lanes_load(dtype, j->g, at, m);
+    return masked ? relu_times_slope(g, lanes_load(dtype, j->output, at, m)) : g;
+}
+
 /* Of n rows, a block of channels from x[at] and g[at] on, which are channels i and on: the sums of g and of g xhat. */
 LANES_INLINE void run_grad_sums(tr_dtype dtype, const batch_job *j, int64_t at, int64_t n, int64_t i, const int vectors,
-    int64_t m, float *sums, float *products)
+    int64_t m, const bool masked, float *sums, float *products)
 {
     vec mean[BATCH_VECTORS], sum[BATCH_VECTORS] = {{0}}, product[BATCH_VECTORS] = {{0}};
     for (int v = 0; v < vectors; v++) mean[v] = load_lanes(j->mean + i + v * WIDTH, m);
     for (int64_t r = at; r < at + n * j->c; r += j->c)
         for (int v = 0; v < vectors; v++) {
-            vec g = lanes_load(dtype, j->g, r + v * WIDTH, m);
+            vec g = batch_gradient(dtype, j, r + v * WIDTH, m, masked);
+            if (masked && j->counting) lanes_store(dtype, j->counting, r + v * WIDTH, m, g);
             sum[v] += g;
             product[v] += g * (lanes_load(dtype, j->x, r + v * WIDTH, m) - mean[v]);
         }
@@ -110,7 +122,8 @@ LANES_INLINE void batch_sums_of(tr_dtype dtype, const batch_job *j, int64_t begi
         for (int64_t at = first, n; at < last; at += n) {
             n = last - at < j->run ? last - at : j->run;
             if (j->g) {
-                FOR_BLOCKS(j->c, run_grad_sums(dtype, j, at * j->c + i, n, i, vectors, m, r1 + i, r2 + i););
+                if (j->output) FOR_BLOCKS(j->c, run_grad_sums(dtype, j, at * j->c + i, n, i, vectors, m, true, r1 + i, r2 + i););
+                else FOR_BLOCKS(j->c, run_grad_sums(dtype, j, at * j->c + i, n, i, vectors, m, false, r1 + i, r2 + i););
                 for (int64_t i = 0; i < 2 * j->c; i++) sums[i] += (double)r1[i];
                 continue;
             }
@@ -123,15 +136,31 @@ LANES_INLINE void batch_sums_of(tr_dtype dtype, const batch_job *j, int64_t begi
 }
 BODY_OF_DTYPE(batch_sums, batch_job)
 
-LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *job, int64_t begin, int64_t end)
+/* Which terms there are is known when it is compiled, and all is loaded before it is used: so every lane is rounded alike, with
+ * multiplications and additions in one. */
+LANES_INLINE void batch_rows_with(tr_dtype dtype, const batch_job *job, int64_t begin, int64_t end, const bool gradient,
+    const bool masked, const bool residual, const bool relu)
 {
     const batch_job j = *job; /* which stores to y then do not touch */
     for (int64_t r = begin * j.c; r < end * j.c; r += j.c)
         FOR_VECTORS(j.c,
-            vec v = (lanes_load(dtype, j.x, r + i, m) - load_lanes(j.mean + i, m)) * load_lanes(j.of_x + i, m) +
-                    load_lanes(j.rest + i, m);
-            if (j.g) v += lanes_load(dtype, j.g, r + i, m) * load_lanes(j.of_g + i, m);
-            lanes_store(dtype, j.y, r + i, m, v););
+            vec x = lanes_load(dtype, j.x, r + i, m), mean = load_lanes(j.mean + i, m);
+            vec of_x = load_lanes(j.of_x + i, m), rest = load_lanes(j.rest + i, m), g = {0}, of_g = {0}, more = {0};
+            if (gradient) g = batch_gradient(dtype, &j, r + i, m, masked);
+            if (gradient) of_g = load_lanes(j.of_g + i, m);
+            if (residual) more = lanes_load(dtype, j.residual, r + i, m);
+            vec v = (x - mean) * of_x + rest;
+            if (gradient) v += g * of_g;
+            if (residual) v += more;
+            lanes_store(dtype, j.y, r + i, m, relu ? relu_value(v) : v););
+}
+
+LANES_INLINE void batch_rows_of(tr_dtype dtype, const batch_job *j, int64_t begin, int64_t end)
+{
+    if (j->g && j->output) batch_rows_with(dtype, j, begin, end, true, true, false, false);
+    else if (j->g) batch_rows_with(dtype, j, begin, end, true, false, false, false);
+    else if (j->residual) batch_rows_with(dtype, j, begin, end, false, false, true, true);
+    else batch_rows_with(dtype, j, begin, end, false, false, false, j->relu);
 }
 BODY_OF_DTYPE(batch_rows, batch_job)
 
@@ -177,7 +206,12 @@ static tr_status batch_norm_kernel(tr_op_call *call)
     TR_SCOPE;
     tr_tensor *x = tr__staged_images(call->inputs[0], dtype, true), *y = tr__staged_images(call->outputs[0], dtype, false);
     TR__TRY_ALL(x, y);
-    batch_job j = {.x = tr__ptr(x), .y = tr__ptr(y)};
+    batch_job j = {.x = tr__ptr(x), .y = tr__ptr(y), .relu = call->op == tr__op(batch_norm_relu)};
+    if (j.relu && call->inputs[5]) {
+        const tr_tensor *residual = tr__staged_images(call->inputs[5], dtype, true);
+        TR__TRY(tr_status_of(residual));
+        j.residual = tr__ptr(residual);
+    }
     batch_job_init(&j, x);
     float *mean = tr__ptr(call->outputs[1]), *var = tr__ptr(call->outputs[2]), *scale = batch_room(&j, 2);
     if (!scale) return tr__fail(TR_NO_MEMORY, "batch_norm: out of memory");
@@ -221,7 +255,8 @@ static void batch_add_chunks(batch_job *j, tr__pool *pool)
 static tr_status batch_norm_grad_kernel(tr_op_call *call)
 {
     const tr_batch_norm_attrs *attrs = call->attrs;
-    tr_tensor *out = call->outputs[0], *dx = NULL;
+    bool relu = call->op == tr__op(batch_norm_relu_grad);
+    tr_tensor *out = call->outputs[0], *of_residual = relu ? call->outputs[3] : NULL, *dx = NULL, *counting = NULL;
     tr_dtype dtype = call->inputs[1]->dtype;
     if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR_DECLINED;
     TR_SCOPE;
@@ -229,6 +264,15 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
     TR__TRY_ALL(g, x);
     if (out) TR__TRY(tr_status_of(dx = tr__staged_images(out, dtype, false)));
     batch_job j = {.x = tr__ptr(x), .g = tr__ptr(g), .mean = tr__ptr(call->inputs[3])};
+    if (relu) {
+        const tr_tensor *output = tr__staged_images(call->inputs[5], dtype, true);
+        TR__TRY(tr_status_of(output));
+        j.output = tr__ptr(output);
+    }
+    if (of_residual) {
+        TR__TRY(tr_status_of(counting = tr__staged_images(of_residual, dtype, false)));
+        j.counting = tr__ptr(counting);
+    }
     batch_job_init(&j, x);
     float *rstd = batch_room(&j, 4);
     if (!rstd) return tr__fail(TR_NO_MEMORY, "batch_norm_grad: out of memory");
@@ -245,9 +289,14 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
         j.of_x = of_x;
         j.of_g = of_g;
         j.rest = rest;
+        if (counting) { /* they are known now */
+            j.g = j.counting;
+            j.output = NULL;
+        }
         tr__pool_for(tr__pool_of(x), j.rows, tr__row_grain(j.c), batch_rows, &j);
     }
     free(j.sums);
+    TR__TRY(tr__unstage(of_residual, counting));
     return tr__unstage(out, dx);
 }
 
