@@ -17,6 +17,7 @@ step_ms_median, items_per_s (tokens or samples, of all ranks), peak_rss_mb and r
 begins anew with a program, ru_maxrss does not), device_peak_mb (of tensors), ranks, threads, config.
 """
 import argparse
+import contextlib
 import importlib
 import inspect
 import json
@@ -167,7 +168,8 @@ def prepare(args: argparse.Namespace, build: Callable, also_import: str | None):
     if args.device == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = False  # f32 in full, as ours and as PyTorch's own matmul by default
-    with torch.device(args.device):  # not as the default of all: that costs each of PyTorch's calls time
+    # Not as the default of all, which costs each of PyTorch's calls time. A device of 1.13 is no context.
+    with torch.device("cuda") if args.device == "cuda" else contextlib.nullcontext():
         net, optimizer, inputs, items = build(args)
     if args.step_in_backward:
         step_in_backward(optimizer)
