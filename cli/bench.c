@@ -70,7 +70,7 @@ static int bench_model(int argc, char **argv)
         {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
             TR__CHOICE(&b.backend, "native", "nccl", "mpi")},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b.threads, 1, 1024)},
-        {"steps", 0, "N", "steps that count; each is several in a row of short models and on devices", TR__INTEGER(&b.steps, 1, 1000000)},
+        {"steps", 0, "N", "turns that are timed: a step each, or several in a row (of short models, and on devices)", TR__INTEGER(&b.steps, 1, 1000000)},
         {"warmup", 0, "N", "steps before them", TR__INTEGER(&b.warmup, 0, 1000000)},
         {"peer", 0, "COMMAND",
             "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"

@@ -418,7 +418,7 @@ static bool goes_by_rows(const tr_backward_call *call, tr__grad_consumer **consu
     return *consumer || weight->device.kind == TR_CPU;
 }
 
-/* g: [..., n], contiguous; the weight: [n, k]. Into `whole` as attrs says, or, where there is a consumer, to it. */
+/* g: [..., n], in rows; the weight: [n, k]. Into `whole` as attrs says, or, where there is a consumer, to it. */
 static tr_status give_weight_by_rows(const tr_backward_call *call, const tr_linear_attrs *attrs, tr_tensor *g, tr_tensor *whole,
     tr__grad_consumer *consumer)
 {

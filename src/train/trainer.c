@@ -264,7 +264,7 @@ tr_status tr__trainer_learn(tr_trainer *t, int64_t at, int64_t n, bool exchange,
     tr__in_backward_pause(t->optimizer, !steps);
     tr_status status = tr_backward(root);
     tr__in_backward_pause(t->optimizer, !p->step_in_backward);
-    /* Before it a device would stand still while the host waits: nothing of backward would be enqueued. */
+    /* Not read earlier: while the host waited for it, backward would not be enqueued, and the device would idle. */
     if (!early && status == TR_OK) *loss += part * tr_item(mean);
     return status;
 }

@@ -1,4 +1,4 @@
-/* A wire whose ends shake hands over a socket: what follows the handshake at once, however much, is no part of it. */
+/* TLS handshakes over a socket: what follows a handshake at once, however much, does not count as part of it. */
 #include "net/wire.h"
 
 #include <setjmp.h>
@@ -43,7 +43,7 @@ static void what_follows_the_handshake_at_once_arrives(void **state)
     tr__wire_close(&server);
 }
 
-/* Who only says more and more of it is not heard for ever. */
+/* A client whose handshake does not end is refused. */
 static void a_handshake_has_an_end(void **state)
 {
     (void)state;

@@ -436,7 +436,7 @@ static tr_status split(void *state, int color, int key, int timeout_ms, void **p
         return TR_OK;
     }
     tr__nccl_tell(g, status);
-    if (g->comm) g->l->ncclCommAbort(g->comm); /* which ends what NCCL is at: then there is a part, or there is none */
+    if (g->comm) g->l->ncclCommAbort(g->comm); /* from here on NCCL writes no `made` any more */
     g->comm = NULL;
     if (made) g->l->ncclCommAbort(made);
     tr__fail_context(status, "group '%s': a group within it", m->group);
