@@ -289,7 +289,7 @@ tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__w
     TRY(tr_group_device_named(group, b->device, &at.device));
     TRY(make(b, 2 * (uint64_t)rank, &at, w));
     w->device = at.device;
-    /* A device is given its work ahead: one step and a wait would time the host's first op and the last one's way back. */
+    /* A device works behind the host: a step alone would also time the first launch and the wait at the end. */
     if (at.device.kind != TR_CPU && w->in_a_row < DEVICE_STEPS) w->in_a_row = DEVICE_STEPS;
     w->autocast = strcmp(b->dtype, "bf16") == 0 ? TR_BF16 : TR_F32;
     w->x = tr_to(w->x, at.device);

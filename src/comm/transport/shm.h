@@ -47,7 +47,7 @@ enum {
     TR__SHM_SCRATCH = 256 << 10, /* what is folded of such buffers at a time, of all ranks together: fits a second cache */
 };
 
-/* Where a buffer is: in a segment that the peers may map, or (0) at an address in its rank's own memory; nowhere (0, 0). */
+/* Where a buffer is: in a segment that the peers may map; segment 0: at an address in its rank's own memory; both 0: nowhere. */
 typedef struct tr__shm_place {
     uint64_t segment, offset;
 } tr__shm_place;
