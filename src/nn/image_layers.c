@@ -132,15 +132,16 @@ typedef struct batch_norm {
 static tr_tensor *batch_norm_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const batch_norm *b = self->state;
+    bool evaluating = tr__evaluates(self);
     if (n < 1 || n > 2 || !inputs[0]) return tr__missing_input(self, n == 2 ? 1 : n);
     tr_tensor *x = inputs[0], *residual = n == 2 ? inputs[1] : NULL;
     if (b->of_images ? tr_ndim(x) != 4 : tr_ndim(x) != 2 && tr_ndim(x) != 3)
         return tr_tensor_fail(TR_SHAPE, "x is %s: it must be %s", TR__TEXT(tr_shape_of(x)),
             b->of_images ? "[batch, channels, height, width]" : "[batch, channels] or [batch, channels, length]");
     const tr_batch_norm_op_options options = {.size = sizeof options, .x = x, .weight = b->weight, .bias = b->bias,
-        .running_mean = b->running_mean, .running_var = b->running_var, .training = !self->evaluating,
+        .running_mean = b->running_mean, .running_var = b->running_var, .training = !evaluating,
         .momentum = b->momentum, .eps = b->eps, .residual = residual, .relu = b->relu};
-    if (!b->normalize || self->evaluating) return tr__batch_norm(&options, b->batches);
+    if (!b->normalize || evaluating) return tr__batch_norm(&options, b->batches);
     tr_tensor *y = b->normalize(&options, b->user);
     if (tr__bad(y) || tr_recomputing()) return y;
     return tr__batch_norm_count(b->batches) == TR_OK ? y : tr__tensor_failed();

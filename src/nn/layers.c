@@ -175,9 +175,9 @@ static tr_status renew_dropout(const tr__live_source *source, void *attrs)
 {
     const tr_module *module = source->object;
     tr_dropout_attrs *a = attrs;
-    a->seed = module->key;
-    a->step = module->step;
-    a->first_sample = module->first_sample;
+    a->seed = tr__mix(module->mode.seed, module->mode.path);
+    a->step = module->mode.step;
+    a->first_sample = module->mode.first_sample;
     return TR_OK;
 }
 
@@ -186,12 +186,14 @@ static const tr__live_source_type dropout_source = {.renew = renew_dropout};
 static tr_tensor *dropout_forward(tr_module *self, tr_tensor *x)
 {
     const dropout *d = self->state;
-    if (self->evaluating || d->p == 0) return x;
+    if (d->p == 0 || tr__evaluates(self)) return x;
+    tr__mode mode = tr__mode_of(self);
     /* Without a seed every step would drop the same elements, and nobody would notice. */
-    if (!self->seeded)
+    if (!mode.seeded && !tr_recomputing()) /* which draws what it drew first */
         return tr_tensor_fail(TR_STATE, "dropout: no random numbers: call tr_seed(model, seed, .step = …) before each "
             "forward in training, or tr_eval(model)");
-    tr_dropout_attrs attrs = {.p = d->p, .seed = self->key, .step = self->step, .first_sample = self->first_sample,
+    tr_dropout_attrs attrs = {.p = d->p, .seed = tr__mix(mode.seed, mode.path), .step = mode.step,
+        .first_sample = mode.first_sample,
         .source = tr__capture_source(&(tr__live_source){.object = self, .type = &dropout_source})};
     return tr_apply(tr__op(dropout), &attrs, &x, 1, NULL);
 }

@@ -90,7 +90,7 @@ void tr_module_detail(tr_module *module, const char *format, ...)
 
 bool tr_module_training(const tr_module *module)
 {
-    return module && !tr__error_of(module) && !module->evaluating;
+    return module && !tr__error_of(module) && !tr__evaluates(module);
 }
 
 /* ---- Failing ----------------------------------------------------------------------------------------------------- */
@@ -305,8 +305,9 @@ static void forward(tr_module *module, tr_tensor *const *inputs, int n, tr_tenso
     TR_SCOPE;
     _Static_assert((int)TR_MODULE_OUTPUTS == (int)TR__SEGMENT_OUTPUTS, "a segment has room for a module's outputs");
     tr__segment_code code = {.many = run_forward, .user = module, .held = module};
-    tr_status status = module->recompute ? tr__segment_run(code, inputs, n, outputs, module->n_outputs)
-                                         : run_forward(inputs, n, module, outputs);
+    bool again = module->recompute && tr__evaluates(module) == module->mode.evaluating; /* backward runs it in its own mode */
+    tr_status status = again ? tr__segment_run(code, inputs, n, outputs, module->n_outputs)
+                             : run_forward(inputs, n, module, outputs);
     tr_tensor *failed = NULL;
     for (int i = 0; i < module->n_outputs && !failed; i++)
         if (outputs[i] && tr__bad(outputs[i])) failed = outputs[i];

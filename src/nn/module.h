@@ -18,6 +18,14 @@ typedef struct tr__member {
     };
 } tr__member;
 
+/* How a module runs: in which mode, and what its dropouts draw from. */
+typedef struct tr__mode {
+    bool evaluating;
+    bool seeded;                       /* by tr_seed() */
+    uint64_t seed, path;               /* path: the hash of where it stands in the tree that was seeded */
+    uint64_t step, first_sample;
+} tr__mode;
+
 struct tr_module {
     tr__object object;
     char *name;
@@ -31,11 +39,9 @@ struct tr_module {
     void (*release)(void *state);      /* NULL, or gives back what state holds; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
     int count, capacity;
-    bool evaluating;
+    tr__mode mode;                     /* its own: see tr__mode_of() */
     bool recompute;                    /* its forward is a segment of the graph (ops/segment.h) */
     const void *meets;                 /* the group whose other ranks its forward waits for, kept by its state; or NULL */
-    bool seeded;                       /* by tr_seed(): what dropouts draw from */
-    uint64_t key, step, first_sample;
 };
 
 extern const tr__type tr__module_type;
@@ -50,6 +56,19 @@ typedef struct tr__walk {
     size_t length, capacity;
 } tr__walk;
 tr_status tr__module_walk(tr_module *root, tr__walk *walk);
+/*
+ * A module runs in its own mode, but for one that another worker calls: that runs as the caller's module, on the calling thread,
+ * with all below it. It evaluates if either of the two does, and draws what it would draw if it stood in the caller's tree, if that
+ * was seeded. tr__mode_lend() gives back what was lent before.
+ */
+typedef struct tr__lent_mode {
+    tr_module *root;
+    tr__mode mode;
+} tr__lent_mode;
+const tr__lent_mode *tr__mode_lend(const tr__lent_mode *lent);
+bool tr__evaluates(const tr_module *module);
+tr__mode tr__mode_of(const tr_module *module);
+
 /* What messages put before a path of root's, with a dot between: the root's name, as "sequential", where the path begins with a
  * number; else nothing (""). */
 const char *tr__path_root(const tr_module *root, const char *path);

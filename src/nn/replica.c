@@ -74,12 +74,9 @@ static tr_status copy_module(copying *c, const tr_module *module, tr_module **ou
     copy->many = module->many;
     copy->layer = module->layer;
     copy->n_outputs = module->n_outputs;
-    copy->evaluating = module->evaluating;
+    copy->mode = tr__mode_of(module);
+    copy->mode.first_sample += c->first_sample;
     copy->recompute = module->recompute;
-    copy->seeded = module->seeded;
-    copy->key = module->key;
-    copy->step = module->step;
-    copy->first_sample = module->first_sample + c->first_sample;
 
     copy->members = calloc((size_t)module->count + 1, sizeof *copy->members);
     if (!copy->members) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");

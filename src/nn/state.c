@@ -205,7 +205,7 @@ tr_status tr_module_to(tr_module *module, tr_device device)
 
 static tr_status set_mode(tr__walk *walk, tr_module *module)
 {
-    module->evaluating = *(const bool *)walk->user;
+    module->mode.evaluating = *(const bool *)walk->user;
     return TR_OK;
 }
 
@@ -233,20 +233,63 @@ tr_status tr_freeze(tr_module *module, bool frozen)
     return tr__module_walk(module, &(tr__walk){.tensor = freeze, .user = &frozen});
 }
 
+static const uint64_t NO_PATH = 0xcbf29ce484222325u;
+
+/* FNV-1a of a path behind another one, whose hash is given. */
+static uint64_t hash_path(uint64_t hash, const char *path)
+{
+    if (hash != NO_PATH && *path) hash = (hash ^ '.') * 0x100000001b3u;
+    for (const char *c = path; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
+    return hash;
+}
+
 /* Each module gets a stream of its own, by its path, so that no two dropouts draw the same mask. */
 static tr_status set_seed(tr__walk *walk, tr_module *module)
 {
     const tr_seed_options *options = walk->user;
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
-    for (const char *c = walk->path; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
-    module->key = tr__mix(options->seed, hash);
-    module->step = options->step;
-    module->first_sample = options->first_sample;
-    module->seeded = true;
+    module->mode = (tr__mode){.evaluating = module->mode.evaluating, .seeded = true, .seed = options->seed,
+        .path = hash_path(NO_PATH, walk->path), .step = options->step, .first_sample = options->first_sample};
     return TR_OK;
 }
 
 tr_status tr_seed_with(const tr_seed_options *options)
 {
     return tr__module_walk(options->module, &(tr__walk){.module = set_seed, .user = (void *)options});
+}
+
+static _Thread_local const tr__lent_mode *lent;
+
+const tr__lent_mode *tr__mode_lend(const tr__lent_mode *now)
+{
+    const tr__lent_mode *before = lent;
+    lent = now;
+    return before;
+}
+
+bool tr__evaluates(const tr_module *module)
+{
+    return module->mode.evaluating || (lent && lent->mode.evaluating);
+}
+
+typedef struct place {
+    const tr_module *module;
+    tr__mode *mode; /* gets what it draws from */
+} place;
+
+static tr_status draw_as_lent(tr__walk *walk, tr_module *module)
+{
+    const place *p = walk->user;
+    if (module != p->module) return TR_OK;
+    *p->mode = lent->mode;
+    p->mode->path = hash_path(lent->mode.path, walk->path);
+    return TR_OK;
+}
+
+tr__mode tr__mode_of(const tr_module *module)
+{
+    tr__mode mode = module->mode;
+    if (lent && lent->mode.seeded)
+        (void)!tr__module_walk(lent->root, &(tr__walk){.module = draw_as_lent, .user = &(place){module, &mode}});
+    mode.evaluating = tr__evaluates(module);
+    return mode;
 }

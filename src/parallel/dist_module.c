@@ -19,6 +19,9 @@ static tr_module *module_in(const tr_value *value)
     return NULL;
 }
 
+/* The first number with the inputs; the others are what the caller's module draws from. */
+enum { EVALUATING = 1, SEEDED = 2 };
+
 static tr_status run_forward(void *state, const tr_value *values, tr_value *result)
 {
     (void)state;
@@ -28,7 +31,12 @@ static tr_status run_forward(void *state, const tr_value *values, tr_value *resu
     if (!module) return TR_INVALID;
     if (n > TR_OP_MAX_INPUTS) return tr__fail(TR_INVALID, "remote module: %d inputs, of at most %d", n, TR_OP_MAX_INPUTS);
     for (int i = 0; i < n; i++) inputs[i] = tr_list_at(values[1].tensors, i);
+    tr__lent_mode caller = {.root = module, .mode = {.evaluating = values[2].i64 & EVALUATING, .seeded = values[2].i64 & SEEDED,
+        .seed = (uint64_t)values[3].i64, .path = (uint64_t)values[4].i64, .step = (uint64_t)values[5].i64,
+        .first_sample = (uint64_t)values[6].i64}};
+    const tr__lent_mode *before = tr__mode_lend(&caller);
     *result = tr_value_tensor(tr_forward_n(module, inputs, n));
+    (void)tr__mode_lend(before);
     return TR_OK;
 }
 
@@ -56,7 +64,8 @@ static tr_status give_parameter(void *state, const tr_value *values, tr_value *r
     {.size = sizeof(tr_rpc_function), .name = (name_), .count = sizeof((int[]){__VA_ARGS__}) / sizeof(int),          \
         .kinds = {__VA_ARGS__}, .returns = (returns_), .body = (body_)}
 static const tr_rpc_function functions[] = {
-    FUNCTION("module.forward", TR_VALUE_TENSOR, run_forward, TR_VALUE_OBJECT, TR_VALUE_TENSORS),
+    FUNCTION("module.forward", TR_VALUE_TENSOR, run_forward, TR_VALUE_OBJECT, TR_VALUE_TENSORS, TR_VALUE_I64,
+        TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64, TR_VALUE_I64),
     FUNCTION("module.count", TR_VALUE_I64, count_parameters, TR_VALUE_OBJECT),
     FUNCTION("module.parameter", TR_VALUE_TENSOR, give_parameter, TR_VALUE_OBJECT, TR_VALUE_I64),
 };
@@ -82,7 +91,10 @@ static tr_tensor *call_forward(tr_module *self, tr_tensor *const *inputs, int n)
         snprintf(name, sizeof name, "%d", i);
         if (tr_list_add(list, name, inputs[i]) != TR_OK) return tr__tensor_failed();
     }
-    tr_tensor *y = tr_future_tensor(tr_rref_call(((remote *)self->state)->module, "module.forward", list));
+    tr__mode mode = tr__mode_of(self);
+    int64_t flags = (mode.evaluating ? EVALUATING : 0) | (mode.seeded ? SEEDED : 0);
+    tr_tensor *y = tr_future_tensor(tr_rref_call(((remote *)self->state)->module, "module.forward", list, flags, mode.seed,
+        mode.path, mode.step, mode.first_sample));
     return tr_reshape(y, tr_shape_of(y)); /* y itself goes with its future */
 }
 

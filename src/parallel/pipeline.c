@@ -104,7 +104,7 @@ static tr_status take_input(const job *j, stage *s, int micro, tr_tensor **out)
 
 static tr_status shift_samples(tr__walk *walk, tr_module *module)
 {
-    module->first_sample += *(const uint64_t *)walk->user;
+    module->mode.first_sample += *(const uint64_t *)walk->user;
     return TR_OK;
 }
 

@@ -14,14 +14,14 @@ static tr_status note(tr__walk *walk, tr_module *module)
         m->training = training;
         m->capacity = capacity;
     }
-    m->training[m->count++] = !module->evaluating;
+    m->training[m->count++] = !module->mode.evaluating;
     return TR_OK;
 }
 
 static tr_status restore(tr__walk *walk, tr_module *module)
 {
     tr__modes *m = walk->user;
-    module->evaluating = !m->training[m->at++];
+    module->mode.evaluating = !m->training[m->at++];
     return TR_OK;
 }
 

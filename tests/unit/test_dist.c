@@ -335,6 +335,81 @@ static void a_remote_module_is_called_like_a_local_one(void **state)
     run(DIST_WORKERS, run_modules, NULL);
 }
 
+/* What it gives depends on its mode, and on what its dropouts draw. */
+static tr_module *noisy_net(void)
+{
+    return tr_sequential(dist_net(2), tr_batch_norm1d(DIST_WIDTH, .dtype = TR_F64), tr_sequential(tr_dropout_layer(0.5)));
+}
+
+static void *noisy(void *state) { return state; }
+TR_RPC_WITH_STATE(noisy, RETURNS(OBJECT));
+static tr_status set_noisy(void *state, int64_t recompute, int64_t evaluate)
+{
+    tr_status status = tr_set_recompute(state, recompute);
+    return status == TR_OK && evaluate ? tr_eval(state) : status;
+}
+TR_RPC_WITH_STATE(set_noisy, I64, I64, RETURNS(NONE));
+
+/* Forward and backward, of a net that has a remote part and of its twin. */
+static void compare_modes(rank *r, dist_worker *w, tr_module *net, tr_module *twin)
+{
+    TR_DIST_CONTEXT(w->rpc, context);
+    tr_tensor *weight = tr_randn(4, TR_SHAPE(8, DIST_WIDTH), .dtype = TR_F64);
+    tr_tensor *x = tr_require_grad(tr_randn(3, TR_SHAPE(8, DIST_WIDTH), .dtype = TR_F64)), *there = tr_forward(net, x);
+    OK(tr_status_of(there));
+    tr_tensor *here = tr_forward(twin, x);
+    CHECK(dist_difference(tr_detach(there), tr_detach(here)) == 0);
+    OK(tr_dist_backward(context, tr_sum(tr_mul(there, weight))));
+    OK(tr_backward(tr_sum(tr_mul(here, weight))));
+    CHECK(dist_difference(tr_dist_grad(context, x), tr_grad(x)) < 1e-12);
+}
+
+static void modes_on_w0(rank *r, dist_worker *w)
+{
+    tr_rref *ref = tr_remote(w->rpc, "w2", "noisy");
+    tr_module *net = tr_sequential(tr_dropout_layer(0.5), tr_remote_module(ref));
+    tr_module *twin = tr_sequential(tr_dropout_layer(0.5), noisy_net()), *other = tr_remote_module(ref);
+    tr_tensor *x = tr_randn(3, TR_SHAPE(8, DIST_WIDTH), .dtype = TR_F64);
+    for (int recompute = 0; recompute < 2 && !r->failure[0]; recompute++) {
+        OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", recompute, 0)));
+        for (int step = 0; step < 3; step++) {
+            TR_SCOPE;
+            OK(tr_train(net) == TR_OK ? tr_train(twin) : TR_INTERNAL);
+            OK(tr_seed(net, 9, .step = (uint64_t)step, .first_sample = 5));
+            OK(tr_seed(twin, 9, .step = (uint64_t)step, .first_sample = 5));
+            compare_modes(r, w, net, twin);
+            OK(tr_eval(net) == TR_OK ? tr_eval(twin) : TR_INTERNAL);
+            compare_modes(r, w, net, twin);
+        }
+    }
+    CHECK(tr_status_of(tr_forward(other, x)) == TR_STATE); /* others have modes and seeds of their own */
+    SAYS("no random numbers");
+    OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", 0, 1)));
+    CHECK(dist_difference(tr_forward(other, x), tr_forward(other, x)) == 0); /* the owner evaluates */
+}
+
+static void run_modes(rank *r)
+{
+    dist_worker w;
+    tr_module *net = noisy_net();
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &noisy_rpc, .state = net));
+    OK(tr_rpc_register(w.rpc, &set_noisy_rpc, .state = net));
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        modes_on_w0(r, &w);
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void a_remote_module_runs_in_its_callers_mode(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_modes, NULL);
+}
+
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
 
 static tr_status break_backward(tr_tensor *leaf, tr_tensor *gradient, void *user)
@@ -672,6 +747,7 @@ int main(void)
         cmocka_unit_test(contexts_at_the_same_time_do_not_mix),
         cmocka_unit_test(optimizers_step_as_in_one_process),
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
+        cmocka_unit_test(a_remote_module_runs_in_its_callers_mode),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
         cmocka_unit_test(an_answer_of_another_thread_belongs_to_its_calls_context),
         cmocka_unit_test(a_backward_in_a_function_leaves_its_thread_to_others),

@@ -235,6 +235,35 @@ static void remote_modules_inside_are_refused(void **state)
     run(DIST_WORKERS, run_remote_inside, NULL);
 }
 
+/* Replicas, too, run in the mode of who called, and draw as in one process. */
+static void run_in_callers_mode(rank *r)
+{
+    member m;
+    OK(dist_begin(&m.w, r->group));
+    m.w.net = tr_data_parallel(tr_sequential(dist_net(1), tr_dropout_layer(0.5)));
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        tr_module *net = tr_sequential(tr_remote_module(tr_remote(m.w.rpc, "w1", "net")));
+        tr_module *twin = tr_sequential(tr_sequential(dist_net(1), tr_dropout_layer(0.5)));
+        tr_tensor *x = tr_randn(3, TR_SHAPE(5, DIST_WIDTH), .dtype = TR_F64);
+        OK(tr_seed(net, 9, .step = 2));
+        OK(tr_seed(twin, 9, .step = 2));
+        for (int evaluate = 0; evaluate < 2; evaluate++) {
+            CHECK(dist_difference(tr_detach(tr_forward(net, x)), tr_detach(tr_forward(twin, x))) < 1e-12);
+            OK(tr_eval(net));
+            OK(tr_eval(twin));
+        }
+    }
+    end(r, &m);
+}
+
+static void replicas_run_in_the_callers_mode(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_in_callers_mode, NULL);
+}
+
 int main(void)
 {
     setenv("TRIREME_CPU_DEVICES", "2", 1);
@@ -245,6 +274,7 @@ int main(void)
         cmocka_unit_test(parameters_that_were_stepped_are_taken_as_they_are),
         cmocka_unit_test(ddp_averages_what_the_devices_add_up),
         cmocka_unit_test(remote_modules_inside_are_refused),
+        cmocka_unit_test(replicas_run_in_the_callers_mode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
