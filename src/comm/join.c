@@ -114,10 +114,12 @@ static tr_store *open_store(const tr__place *p, int timeout_ms)
     return tr_store_prefix(store, prefix);
 }
 
-static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p, int timeout_ms)
+/* *reached: whether the store was there. */
+static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p, int timeout_ms, bool *reached)
 {
     TR_SCOPE;
     tr_store *store = given ? given : p->world_size > 1 ? open_store(p, timeout_ms) : NULL;
+    *reached = tr_status_of(store) == TR_OK;
     TR__TRY(tr_status_of(store));
     return tr__group_enter(group, store, NULL, NULL, NULL, timeout_ms);
 }
@@ -135,15 +137,30 @@ static tr_status set_encryption(tr_group *group, const tr_join_options *o, const
 }
 
 /* A store that rank 0 serves may be the one of a group that rank 0 is just leaving: when its connection breaks, the
- * next one is on its way. */
+ * next one is on its way; unless rank 0 is gone, or has given up. */
 static tr_status join(tr_group *group, tr_store *given, const tr__place *p)
 {
     int64_t deadline = tr__now_ns() + (int64_t)group->timeout_ms * 1000000;
+    tr__error *lost = NULL;
     for (int64_t left = group->timeout_ms;;) {
-        tr_status status = join_once(group, given, p, (int)left);
+        bool reached;
+        tr_status status = join_once(group, given, p, (int)left, &reached);
         left = (deadline - tr__now_ns()) / 1000000;
-        if (status != TR_IO || given || !p->serve || p->rank == 0 || left <= 0) return status;
-        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        bool again = status == TR_IO && !given && p->serve && p->rank != 0 && left > 0;
+        if (again && reached) {
+            tr__error_unref(lost);
+            lost = tr__error_take();
+        }
+        if (again) {
+            nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+            continue;
+        }
+        if ((status == TR_TIMEOUT || status == TR_IO) && !reached && lost) {
+            tr__fail_stored(lost);
+            status = tr__fail_context(status, "rank 0 has ended or given up, and with it the store where all meet");
+        }
+        tr__error_unref(lost);
+        return status;
     }
 }
 

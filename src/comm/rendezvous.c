@@ -550,6 +550,14 @@ static tr_status say_over(const tr__rendezvous *r, const search *s)
         tr__ranks_text(s->ranks, s->count, s->count, list));
 }
 
+/* The store broke off: who had not come yet. */
+static tr_status say_lost(const tr__rendezvous *r, const search *s, int missing)
+{
+    char list[TR__RANKS_TEXT];
+    return tr__fail_context(TR_IO, "group '%s': of %d ranks, %s had not joined yet", r->member->group, r->member->world_size,
+        tr__ranks_text(s->ranks, missing, missing, list));
+}
+
 /* Until all have come: looks at what is there at growing intervals, to find a record that cannot go together with ours
  * and to let be seen who is waited for. Where the generation is used by now, whose records may have come since the last look: a
  * rank that has read all marks it so before the others have. */
@@ -560,8 +568,11 @@ static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record 
         int now_ms = r->used || left < 0 ? 0 : left < wait_ms ? (int)left : wait_ms, asked = s->count;
         bool used = r->used;
         s->count = 0;
-        for (int from = 0; from < asked; from += AT_ONCE)
-            TR__TRY(gather_records(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, records));
+        for (int from = 0; from < asked; from += AT_ONCE) {
+            tr_status status = gather_records(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, records);
+            if (status == TR_IO && wait_ms > LOOK_FIRST_MS) return say_lost(r, s, from ? s->count : asked);
+            TR__TRY(status);
+        }
         if (s->count == 0) {
             r->used = false; /* it is ours */
             return TR_OK;

@@ -192,6 +192,35 @@ static void a_rank_that_stays_away(void **state)
     assert_true(m.status[1] == TR_TIMEOUT || m.status[1] == TR_IO); /* rank 0 may have closed its store first */
 }
 
+static bool waits(const char *job)
+{
+    char *text = NULL;
+    bool does = tr_job_explain(job, &text) == TR_OK && strstr(text, "waits for rank 0");
+    free(text);
+    return does;
+}
+
+/* When rank 0 gives up, its store goes with it, and the others still know who was missing. */
+static void rank_0_gives_up_first(void **state)
+{
+    (void)state;
+    meeting m = at("127.0.0.1");
+    m.threads = 2;
+    m.timeout_ms = 5000;
+    guest other = {.m = &m, .index = 1, .rank = 1};
+    m.lives = 1;
+    {
+        TR_SCOPE;
+        tr_store *store = tr_store_tcp("127.0.0.1", atoi(strrchr(m.init, ':') + 1), .serve = true); /* as rank 0 does */
+        assert_int_equal(tr_status_of(store), TR_OK);
+        assert_int_equal(pthread_create(&other.thread, NULL, be_guest, &other), 0);
+        for (int i = 0; i < 500 && !waits(m.init + strlen("tcp://")); i++) usleep(10000);
+    }
+    pthread_join(other.thread, NULL);
+    fails(&m, 1, TR_TIMEOUT, "rank 0 has ended or given up, and with it the store where all meet: group 'world': of 3 ranks, rank 0 had "
+        "not joined yet: store 127.0.0.1");
+}
+
 static void a_rank_that_comes_twice(void **state)
 {
     (void)state;
@@ -251,7 +280,7 @@ static void the_store_dies_meanwhile(void **state)
     kill(host, SIGKILL);
     waitpid(host, NULL, 0);
     pthread_join(one.thread, NULL);
-    fails(&m, 1, TR_TIMEOUT, "cannot connect"); /* it would have met another rank 0 there */
+    fails(&m, 1, TR_TIMEOUT, "rank 0 has ended or given up"); /* it would have met another rank 0 there */
     fails(&m, 1, TR_TIMEOUT, colon);
     assert_true(m.ns[1] < 30 * INT64_C(1000000000));
 }
@@ -424,6 +453,7 @@ int main(void)
         cmocka_unit_test(tcp_again_and_again),
         cmocka_unit_test(a_wrong_token),
         cmocka_unit_test(a_rank_that_stays_away),
+        cmocka_unit_test(rank_0_gives_up_first),
         cmocka_unit_test(a_rank_that_comes_twice),
         cmocka_unit_test(a_port_that_is_taken),
         cmocka_unit_test(an_address_elsewhere),
