@@ -289,7 +289,7 @@ TR_API TR_MUST_CHECK tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_gr
 #define tr_all_to_all_tensor(group, in, out) TR__ON_TENSORS(group, TR_ALL_TO_ALL, in, out, TR_SUM, 0, 0)
 #define tr_send_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_SEND, t, NULL, TR_SUM, peer, tag)
 #define tr_recv_tensor(group, t, peer, tag) TR__ON_TENSORS(group, TR_RECV, NULL, t, TR_SUM, peer, tag)
-/* The same, started: tr_wait() gives the status, and until then the tensors belong to the work. Keep those that a scope would take. */
+/* The same, started: tr_wait() gives the status, and until then the tensors belong to the work, which keeps them. */
 #define tr_all_reduce_tensor_async(group, t, op) TR__POST_TENSORS(group, TR_ALL_REDUCE, NULL, t, op, 0, 0)
 #define tr_reduce_tensor_async(group, t, op, root) TR__POST_TENSORS(group, TR_REDUCE, NULL, t, op, root, 0)
 #define tr_broadcast_tensor_async(group, t, root) TR__POST_TENSORS(group, TR_BROADCAST, NULL, t, TR_SUM, root, 0)

@@ -14,6 +14,7 @@ static void destroy(void *self)
     tr_work *work = self;
     if (work->staging) (void)!tr__staging_end(work->staging, TR_CANCELLED); /* never posted */
     tr__error_unref(work->failure);
+    for (int i = 0; i < 2; i++) tr__unref(work->tensors[i]);
     free(work->arrays);
     for (int i = 0; i < work->part_count; i++) tr__unref(work->parts[i]);
     free(work->parts);

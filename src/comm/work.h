@@ -20,6 +20,7 @@ struct tr_work {
     tr__recorder *recorder;   /* the group's, and what it calls this work */
     uint64_t record;
     tr__staging *staging;     /* NULL: the buffers are the caller's */
+    const void *tensors[2];   /* that the buffers are of, kept; or NULL */
     tr_work *next;            /* in the group's queue */
     tr_work **parts;          /* of a list: one reference each; the rest above means nothing */
     int part_count;

@@ -64,6 +64,17 @@ static void start_on_tensors(rank *r)
     CHECK(at(sum, 1) == (float)(w * (w - 1) / 2 + w));
     for (int p = 0; p < w; p++) CHECK(at(all, 2 * p + 1) == (float)(p * 10 + 1));
     CHECK(at(got, 0) == (float)((n + w - 1) % w * 10));
+    tr_tensor *theirs;
+    tr_work *kept;
+    {
+        TR_SCOPE; /* which takes the tensor, but for the work */
+        theirs = filled(2, n);
+        kept = tr_keep(tr_all_reduce_tensor_async(g, theirs, TR_SUM));
+    }
+    OK(tr_wait(kept));
+    OK(tr_status_of(theirs));
+    CHECK(at(theirs, 1) == (float)(w * (w - 1) / 2 + w));
+    tr_release(kept);
     CHECK(tr_wait(tr_all_gather_tensor_async(g, one, tr_ones(TR_SHAPE(7)))) == TR_SHAPE);
     SAYS("the output [7] should have");
     OK(tr_leave(g)); /* who is gone without it fails the receive of a rank that is late */
@@ -81,14 +92,15 @@ static void give_wrong_tensors(rank *r)
     tr_group *g = r->group;
     tr_tensor *two = tr_ones(TR_SHAPE(2)), *three = tr_ones(TR_SHAPE(3));
     CHECK(tr_all_gather_tensor(g, two, three) == TR_SHAPE);
-    SAYS("the output [3] should have 4 elements");
+    SAYS("all_gather: the output [3] should have 4 elements");
     CHECK(tr_scatter_tensor(g, three, two, 0) == TR_SHAPE);
-    SAYS("the input [3] should have 4 elements");
+    SAYS("scatter: the input [3] should have 4 elements");
     CHECK(tr_all_to_all_tensor(g, three, three) == TR_SHAPE);
     CHECK(tr_all_gather_tensor(g, tr_ones(TR_SHAPE(2), .dtype = TR_I64), tr_ones(TR_SHAPE(4))) == TR_DTYPE);
     CHECK(tr_all_reduce_tensor(g, tr_transpose(tr_ones(TR_SHAPE(2, 3)), 0, 1), TR_SUM) == TR_SHAPE);
-    SAYS("tr_contiguous()");
+    SAYS("tr_copy_into()");
     CHECK(tr_all_reduce_tensor(g, NULL, TR_SUM) == TR_INVALID);
+    SAYS("all_reduce: there is no tensor");
     OK(tr_barrier(g));
     /* A call that does not match is said to be here, not in the library. */
     CHECK(tr_all_reduce_tensor(g, r->number ? two : three, TR_SUM) == TR_MISMATCH);
