@@ -26,7 +26,7 @@ static tr_status open_file(idx_file *f)
 {
     int fd = tr__regular_open(f->path, &f->size);
     if (fd < 0 && (errno == EISDIR || errno == ENODEV)) return tr__fail(TR_INVALID, "idx: %s is no file", f->path);
-    if (fd < 0) return tr__fail_errno(TR_IO, errno, "idx: cannot open %s", f->path);
+    if (fd < 0) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "idx: cannot open %s", f->path);
     f->file = gzdopen(fd, "rb");
     if (f->file) return TR_OK;
     close(fd);

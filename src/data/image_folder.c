@@ -137,7 +137,8 @@ static tr_status walk(tr_dataset *set, const char *folder, int64_t label, entry_
 {
     struct dirent **entries;
     int n = tr__folder_scan(folder, &entries);
-    if (n < 0) return tr__fail_errno(TR_IO, errno, "image_folder: cannot read the folder %s", folder);
+    if (n < 0)
+        return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "image_folder: cannot read the folder %s", folder);
     tr_status status = TR_OK;
     for (int i = 0; i < n; i++) {
         char path[PATH_MAX];

@@ -43,7 +43,7 @@ static tr_status read_all(tr_text *text, int fd, int64_t size, const char *path)
 static tr_status read_file(tr_text *text, const char *path, int64_t size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return tr__fail_errno(TR_IO, errno, "text: cannot open %s", path);
+    if (fd < 0) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "text: cannot open %s", path);
     tr_status status = read_all(text, fd, size, path);
     close(fd);
     return status;
@@ -120,7 +120,8 @@ static tr_status read_folder(tr_text *text, const char *path, const char *suffix
 tr_status tr__text_read(tr_text *text, const char *suffixes)
 {
     struct stat info;
-    if (stat(text->path, &info) != 0) return tr__fail_errno(TR_IO, errno, "text: cannot open %s", text->path);
+    if (stat(text->path, &info) != 0)
+        return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "text: cannot open %s", text->path);
     if (S_ISREG(info.st_mode) || S_ISFIFO(info.st_mode)) {
         text->files = 1;
         TR__TRY(read_file(text, text->path, info.st_size));

@@ -110,7 +110,7 @@ static void test_what_is_no_text(void **state)
 {
     (void)state;
     TR_SCOPE;
-    assert_failed(tr_status_of(tr_text_load(in_root("absent"))), TR_IO, "absent: No such file");
+    assert_failed(tr_status_of(tr_text_load(in_root("absent"))), TR_NOT_FOUND, "absent: No such file");
     assert_failed(tr_status_of(tr_text_load(write_text("nothing", ""))), TR_INVALID, "nothing is empty");
     mkdir(in_root("bare"), 0777);
     assert_failed(tr_status_of(tr_text_load(in_root("bare"))), TR_INVALID, "no text in the folder");
@@ -135,7 +135,7 @@ static void test_a_text_shorter_than_the_context(void **state)
     TR_CHECK(tr_text_batch(text, 1, 7, &x, &y));
     assert_int_equal(((int32_t *)tr_data(y))[6], '7');
     tr_text *bad = tr_text_load(in_root("absent"));
-    assert_failed(tr_text_batch(bad, 1, 2, &x, &y), TR_IO, "absent");
+    assert_failed(tr_text_batch(bad, 1, 2, &x, &y), TR_NOT_FOUND, "absent");
 }
 
 /* Window i of the training part by (seed, step, number) alone: two ranks draw together what one draws. */

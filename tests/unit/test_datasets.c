@@ -283,7 +283,7 @@ static void test_damaged_idx(void **state)
     assert_failed(tr_status_of(tr_idx_load(files_write("dims", bytes, n))), TR_FORMAT, "9 dimensions");
     bytes[3] = 0;
     assert_failed(tr_status_of(tr_idx_load(files_write("none", bytes, n))), TR_FORMAT, "0 dimensions");
-    assert_failed(tr_status_of(tr_idx_load(files_path("absent"))), TR_IO, "absent: No such file");
+    assert_failed(tr_status_of(tr_idx_load(files_path("absent"))), TR_NOT_FOUND, "absent: No such file");
     assert_failed(tr_status_of(tr_idx_load("/dev/zero")), TR_INVALID, "no file");
     files_write("pipes/x", "", 0);
     assert_failed(tr_status_of(tr_idx_load(files_path("pipes"))), TR_INVALID, "no file");

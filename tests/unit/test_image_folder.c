@@ -361,7 +361,7 @@ static void test_folders(void **state)
     tr_sample s;
     for (int i = 0; i < 4; i++) assert_failed(tr_dataset_at(set, i, &s), TR_FORMAT, order[i]);
     assert_failed(tr_status_of(tr_image_folder(files_path("pets"))), TR_INVALID, "not 0 and 0");
-    assert_failed(tr_status_of(tr_image_folder(files_path("none"), .height = 4, .width = 4)), TR_IO, "none: No such");
+    assert_failed(tr_status_of(tr_image_folder(files_path("none"), .height = 4, .width = 4)), TR_NOT_FOUND, "none: No such");
     assert_failed(tr_status_of(tr_image_folder(files_path("pets/cat"), .height = 4, .width = 4)), TR_INVALID,
         "sub-folders");
     files_write("pets/empty/readme.txt", "x", 1);

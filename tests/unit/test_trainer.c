@@ -510,7 +510,7 @@ static void wrong_options_are_refused(void **state)
     assert_int_equal(tr_fit(good, .folder = folder, .about = about), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "about's metadata \"data\" is not UTF-8"));
     assert_int_equal(tr_trainer_steps(good), 0);
-    assert_int_equal(tr_fit(tr_trainer_new(model, tr_text_load("/nowhere"))), TR_IO);
+    assert_int_equal(tr_fit(tr_trainer_new(model, tr_text_load("/nowhere"))), TR_NOT_FOUND);
     /* A context that the model does not have shows at the first step. */
     assert_int_equal(tr_fit(tr_trainer_new(model, text, .context = 16, .steps = 1)), TR_SHAPE);
 }
