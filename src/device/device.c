@@ -105,8 +105,9 @@ tr_status tr__device_check(tr_device device)
     const char *kind = tr_device_kind_name(device.kind);
     if (device.kind != TR_CPU && !tr__plugin(device.kind)) return tr__plugin_missing(kind, name);
     if (count == 0) return tr__fail(TR_DEVICE, "there is no device %s: the %s plug-in finds none", name, kind);
-    return tr__fail(TR_DEVICE, "there is no device %s: this process has %s:0 to %s:%d%s", name, kind, kind, count - 1,
-        device.kind == TR_CPU ? " (TRIREME_CPU_DEVICES sets how many)" : "");
+    const char *hint = device.kind == TR_CPU ? " (TRIREME_CPU_DEVICES sets how many)" : "";
+    if (count == 1) return tr__fail(TR_DEVICE, "there is no device %s: this process has %s:0 alone%s", name, kind, hint);
+    return tr__fail(TR_DEVICE, "there is no device %s: this process has %s:0 to %s:%d%s", name, kind, kind, count - 1, hint);
 }
 
 /* The kind that has a name, after its plug-in has been looked for. device: what was asked for, for the message. */

@@ -134,8 +134,9 @@ void tr__refs_report(tr_rpc *rpc)
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%d:%" PRIu64, i ? ", " : "", ids[i].maker,
             ids[i].number & 0xffffffffff);
     if (count == 0) return;
-    tr__log(TR_LOG_WARN, "rpc: \"%s\" stops while other workers still hold references to %d value%s of its own (maker:"
-        "number %s%s)", rpc->links[rpc->rank].name, count, count == 1 ? "" : "s", list, count > NAMED ? ", …" : "");
+    tr__log(TR_LOG_WARN, "rpc: \"%s\" stops while other workers still hold references to %d value%s of its own, which "
+        "end with it: drop those before tr_rpc_stop() (maker:number %s%s)", rpc->links[rpc->rank].name, count,
+        count == 1 ? "" : "s", list, count > NAMED ? ", …" : "");
 }
 
 /* ---- Objects ----------------------------------------------------------------------------------------------------- */

@@ -78,6 +78,7 @@ static void devices_have_names_and_properties(void **state)
 
     tr_device device;
     FAILS(TR_DEVICE, tr_device_parse("toy:2", &device), "this process has toy:0 to toy:1");
+    FAILS(TR_DEVICE, tr_device_parse("cpu:1", &device), "this process has cpu:0 alone");
     FAILS(TR_DEVICE, tr_device_parse("tpu:1", &device), "there is no device tpu:1");
     FAILS(TR_INVALID, tr_device_parse("toy:", &device), "\"toy:\" is no device");
     FAILS(TR_INVALID, tr_device_parse("../toy", &device), "\"../toy\" is no device");
