@@ -69,6 +69,27 @@ int main(int argc, char **argv)
     double loss = learn_to_remember(net, head, tr_adam(tr_parameters(both), .lr = 1e-2), 300);
     check(loss < 0.03, "a recurrent net learns what came two steps before"); /* 1/12 is the variance of what it is to say */
     if (first) printf("remembers with %.4f\n", loss);
+
+    int ranks = tr_world_size(j.world), rank = tr_rank(j.world);
+    tr_mesh *mesh = tr_mesh_new(j.world, .pp = ranks); /* each rank is a stage */
+    snprintf(path, sizeof path, "%s/parts", argv[1]);
+    j.net = tr_linear(2, 2 + rank);
+    j.opt = tr_sgd(tr_parameters(j.net), .momentum = 0.9);
+    tr_tensor *bias = tr_list_find(tr_parameters(j.net), "bias");
+    check(resume_parts(&j, mesh, path) == 0, "there is nothing to resume from");
+    TR_CHECK(tr_fill(bias, 10 + rank));
+    save_parts(&j, mesh, path, 10);
+    if (first && ranks > 1) { /* and ended before the others had saved theirs */
+        char folder[256];
+        part_folder(path, mesh, folder);
+        TR_CHECK(tr_fill(bias, 20));
+        TR_CHECK(tr_checkpoint_save(folder, 20, tr_state_dict(j.net), tr_optimizer_state(j.opt)));
+    }
+    TR_CHECK(tr_fill(bias, -1));
+    check(resume_parts(&j, mesh, path) == 10 && tr_item(tr_max(bias)) == 10 + rank, "all parts go on from the older checkpoint");
+    save_parts(&j, mesh, path, 20);
+    check(resume_parts(&j, mesh, path) == 20, "and save again what one had saved");
+    TR_CHECK(tr_mesh_leave(mesh));
     TR_CHECK(tr_leave(j.world));
     return 0;
 }
