@@ -93,8 +93,8 @@ static tr__p2p_op *find_receive(tr__p2p_peer *peer, int tag)
     tr__p2p *p = peer->engine;
     tr__p2p_op *own = find_posted(peer, tag), *open = find_posted(p->anyone, tag);
     if (!open || (own && own->posted < open->posted)) return own;
-    if (!peer->by_ring && p->anyone->by_ring) { /* from now on it is the reader's, and the threads that drive rings count it no more */
-        p->anyone->driver->end(p->anyone, open);
+    if (!peer->by_ring && p->anyone->by_ring) { /* it is the reader's now: the threads that drive rings count it no more */
+        tr__p2p_sign_off(p, open);
         p->helped -= !open->driven;
     }
     set_source(&open->work->collective, peer);
@@ -136,7 +136,7 @@ static tr_status queue(tr__p2p_peer *peer, tr__p2p_op *op)
     op->sent = 0;
     op->frame.taken = peer->returned = peer->taken;
     append(&peer->lists[TR__P2P_OUT], op);
-    return peer->driver->open ? peer->driver->open(peer) : TR_OK;
+    return peer->local ? tr__shm_channel_open(peer->engine->shm, peer->local, &peer->outbound) : TR_OK;
 }
 
 static bool is_charged(int type)
@@ -173,7 +173,7 @@ static void finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status)
     tr__p2p *p = peer->engine;
     p->pending -= op->work || op->frame.type == TR__P2P_FIN;
     if (op->work) {
-        if (peer->driver->end) peer->driver->end(peer, op);
+        if (peer->by_ring) tr__p2p_sign_off(p, op);
         p->helped -= peer->by_ring && !op->driven;
         tr__work_finish(op->work, status);
         tr__unref(op->work);
@@ -189,13 +189,13 @@ static void finish(tr__p2p_peer *peer, tr__p2p_op *op, tr_status status)
 static bool fits(const tr__p2p_peer *peer, size_t bytes)
 {
     uint64_t most = peer->engine->limit + TR__P2P_CREDIT; /* so much that was received the peer may not have told yet */
-    return bytes <= peer->driver->eager && peer->charged - peer->credited + bytes + TR__P2P_ENVELOPE <= most;
+    return bytes <= peer->eager && peer->charged - peer->credited + bytes + TR__P2P_ENVELOPE <= most;
 }
 
 /* A peer that has left reads no more, and what it sent may be lost when it is sent something. */
 static tr_status give_credit(tr__p2p_peer *peer)
 {
-    if (peer->crediting || peer->closed || peer->driver->left(peer)) return TR_OK;
+    if (peer->crediting || peer->closed || tr__p2p_left(peer)) return TR_OK;
     const tr__p2p_arrival *oldest = peer->arrivals;
     while (oldest && !oldest->data) oldest = oldest->next;
     peer->crediting = true;
@@ -252,7 +252,7 @@ static tr_status check_match(const tr__p2p_peer *peer, const tr__p2p_op *op, con
     const tr__p2p *p = peer->engine;
     const tr_collective *c = &op->work->collective;
     if (frame->dtype == (int)c->dtype && frame->count == c->count) return TR_OK;
-    TR__TRY(peer->driver->check_peers(peer, c->timeout_ms));
+    TR__TRY(tr__p2p_check_peers(peer, c->timeout_ms));
     tr__signature get = tr__p2p_call(p, op), give = {.kind = TR_SEND, .dtype = (tr_dtype)frame->dtype, .count = frame->count,
         .peer = p->rank, .tag = frame->tag, .line = frame->line};
     memcpy(give.file, frame->file, sizeof give.file);
@@ -291,7 +291,7 @@ static tr_status deliver(tr__p2p_peer *peer, tr__p2p_op *op, tr__p2p_arrival *a)
     if (!a->data) return answer(peer, op, &a->frame);
     bool coming = peer->arrival == a;
     size_t there = coming ? a->bytes - peer->left_over : a->bytes, placed = 0;
-    if (coming && peer->driver->placed) placed = peer->driver->placed(peer);
+    if (coming && peer->remote) placed = tr__wire_placed(tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL));
     if (there + placed) memcpy(op->work->collective.out, a->data, there + placed);
     if (coming)
         receive_into(peer, op, there);
@@ -322,7 +322,7 @@ static tr_status begin_send(tr__p2p_peer *peer, tr__p2p_op *op)
     size_t bytes = tr__collective_bytes(c);
     op->frame.id = ++peer->engine->sends;
     if (fits(peer, bytes)) return queue_send(peer, op, TR__P2P_EAGER);
-    op->held = bytes <= peer->driver->eager && bytes <= peer->engine->limit;
+    op->held = bytes <= peer->eager && bytes <= peer->engine->limit;
     peer->held += op->held;
     tr_status status = peer->local ? tr__shm_offer(peer->engine->shm, c->in, bytes, &op->frame.place) : TR_OK;
     tr_status queued = queue_send(peer, op, TR__P2P_RTS);
@@ -331,7 +331,7 @@ static tr_status begin_send(tr__p2p_peer *peer, tr__p2p_op *op)
 
 tr_status tr__p2p_begin(tr__p2p_peer *peer, tr__p2p_op *op)
 {
-    if (peer->driver->begin) peer->driver->begin(peer, op);
+    if (peer->by_ring) tr__p2p_sign(peer->engine, op);
     return op->work->collective.kind == TR_SEND ? begin_send(peer, op) : begin_receive(peer, op);
 }
 
@@ -430,7 +430,7 @@ static tr_status frame_comes(tr__p2p_peer *peer)
     }
     peer->bytes = (size_t)bytes;
     switch (f->type) {
-    case TR__P2P_EAGER: return peer->bytes <= peer->driver->eager ? message_comes(peer) : damaged(peer);
+    case TR__P2P_EAGER: return peer->bytes <= peer->eager ? message_comes(peer) : damaged(peer);
     case TR__P2P_RTS: return message_comes(peer);
     case TR__P2P_DATA:
     case TR__P2P_PUSH: return data_comes(peer);
@@ -460,10 +460,11 @@ static tr_status frame_ends(tr__p2p_peer *peer)
 tr_status tr__p2p_lost(tr__p2p_peer *peer, int error)
 {
     const tr__p2p_op *op = tr__p2p_any(peer);
-    tr__signature call;
-    if (op) call = tr__p2p_call(peer->engine, op);
+    tr__tcp *tcp = peer->engine->tcp;
     peer->closed = true;
-    return peer->driver->lost(peer, op ? &call : NULL, error);
+    if (!op) return error == EBADMSG ? tr__tcp_damaged(tcp, peer->remote) : TR_OK;
+    tr__signature call = tr__p2p_call(peer->engine, op);
+    return tr__tcp_lost(tcp, peer->remote, &call, error);
 }
 
 /* Bytes of a frame, or of what follows it. */
@@ -487,13 +488,13 @@ tr_status tr__p2p_read(tr__p2p_peer *peer, bool *moved)
     for (int piece = 0; piece < PIECES && status == TR_OK && !peer->closed; piece++) {
         size_t of_frame = sizeof peer->frame - peer->got;
         char *to = of_frame ? (char *)&peer->frame + peer->got : peer->to;
-        ssize_t got = peer->driver->get(peer, to, of_frame ? of_frame : peer->left_over);
+        ssize_t got = tr__p2p_get(peer, to, of_frame ? of_frame : peer->left_over);
         if (got < 0 && tr__wire_would_block()) break;
         if (got <= 0) return tr__p2p_lost(peer, got < 0 ? errno : 0);
         any = true;
         status = take(peer, of_frame, (size_t)got);
     }
-    if (any && peer->driver->drained) peer->driver->drained(peer);
+    if (any && peer->local) tr__shm_mail(peer->local->control); /* there is room again */
     *moved |= any;
     return status;
 }
@@ -512,16 +513,23 @@ static tr_status written(tr__p2p_peer *peer, tr__p2p_op *op)
     return credit ? give_credit_if_due(peer) : TR_OK;
 }
 
+/* Has the connection taken something that it has not sent yet? */
+static bool is_on_its_way(const tr__p2p_peer *peer)
+{
+    const tr__wire *wire = peer->remote ? tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL) : NULL;
+    return wire && tr__wire_pending(wire);
+}
+
 tr_status tr__p2p_write(tr__p2p_peer *peer, bool *moved)
 {
     tr__p2p_op *op;
     while ((op = peer->lists[TR__P2P_OUT].first) && !peer->closed) {
         size_t head = sizeof op->frame, total = head + op->payload;
-        while (op->sent < total || (peer->driver->pending && peer->driver->pending(peer))) {
+        while (op->sent < total || is_on_its_way(peer)) {
             size_t of_head = op->sent < head ? op->sent : head, of_payload = op->sent - of_head;
             const struct iovec parts[2] = {{(char *)&op->frame + of_head, head - of_head},
                 {op->payload ? (char *)op->work->collective.in + of_payload : NULL, op->payload - of_payload}};
-            ssize_t put = peer->driver->put(peer, parts);
+            ssize_t put = tr__p2p_put(peer, parts);
             if (put < 0) return tr__wire_would_block() ? TR_OK : tr__p2p_lost(peer, errno);
             op->sent += (size_t)put;
             *moved = true;

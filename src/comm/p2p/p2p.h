@@ -95,8 +95,8 @@ enum { TR__P2P_OUT, TR__P2P_OFFERED, TR__P2P_CLEARED, TR__P2P_POSTED, TR__P2P_LI
 /* Between us and one peer. */
 typedef struct tr__p2p_peer {
     tr__p2p *engine;
-    const struct tr__p2p_driver *driver;
     int rank;             /* of `anyone`: TR_ANY_SOURCE */
+    size_t eager;         /* longer messages are announced */
     bool by_ring, by_stream; /* what is with it may go through rings, through connections; both: with anyone */
     bool closed;          /* nothing comes or goes any more */
     bool left, drained;   /* p2p_progress.c: had said goodbye before its ring was read; nothing was left in that */
@@ -122,36 +122,6 @@ typedef struct tr__p2p_peer {
     tr__p2p_op *receiver;         /* it is for this one, or */
     tr__p2p_arrival *arrival;     /* for nobody yet */
 } tr__p2p_peer;
-
-/* What a driver does. */
-enum { TR__P2P_NAME = TR__TCP_NAME, TR__P2P_STATE = TR__SHM_STATE_TEXT };
-typedef struct tr__p2p_driver {
-    size_t eager; /* longer messages are announced */
-    /* As sendmsg() and recvmsg() without waiting: bytes, or -1 and errno; a get of 0 is the end. Memory stays what it was
-     * until its bytes have come. */
-    ssize_t (*put)(tr__p2p_peer *peer, const struct iovec parts[2]);
-    ssize_t (*get)(tr__p2p_peer *peer, void *to, size_t bytes);
-    /* Has the peer said goodbye? */
-    bool (*left)(const tr__p2p_peer *peer);
-    /* Before a failure of our own: fails with that of a peer that has given up already. */
-    tr_status (*check_peers)(const tr__p2p_peer *peer, int timeout_ms);
-    /* Who keeps us waiting for the peer, which may be another rank; its name, and what it is at. */
-    int (*culprit)(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE]);
-
-    /* Where there is something to do, else NULL: before each frame; when something was got, so there is room again; when a
-     * send or receive begins, and has ended. */
-    tr_status (*open)(tr__p2p_peer *peer);
-    void (*drained)(tr__p2p_peer *peer);
-    void (*begin)(tr__p2p_peer *peer, tr__p2p_op *op);
-    void (*end)(tr__p2p_peer *peer, const tr__p2p_op *op);
-    /* The same. Something that was put is not on its way yet; bytes that lie behind those that were got; the connection came
-     * to its end or to an error in `call` (NULL: in none), which fails if that matters. */
-    bool (*pending)(const tr__p2p_peer *peer);
-    size_t (*placed)(const tr__p2p_peer *peer);
-    tr_status (*lost)(tr__p2p_peer *peer, const tr__signature *call, int error);
-} tr__p2p_driver;
-
-extern const tr__p2p_driver tr__p2p_ring, tr__p2p_stream, tr__p2p_anyone;
 
 struct tr__p2p {
     const char *group;
@@ -183,7 +153,7 @@ tr_status tr__p2p_begin(tr__p2p_peer *peer, tr__p2p_op *op);
 /* Move what can be moved without waiting. */
 tr_status tr__p2p_read(tr__p2p_peer *peer, bool *moved);
 tr_status tr__p2p_write(tr__p2p_peer *peer, bool *moved);
-/* The driver came to its end. */
+/* The connection came to its end, or to an error. */
 tr_status tr__p2p_lost(tr__p2p_peer *peer, int error);
 /* A send or receive with the peer; NULL: none is under way. */
 const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer);
@@ -194,5 +164,22 @@ tr__held tr__p2p_unasked(const tr__p2p_peer *peer, const tr__p2p_op *op);
 /* Ends all operations by status(p), and drops what was under way. */
 void tr__p2p_drop_all(tr__p2p *p, tr_status (*status)(tr__p2p *p, const tr__p2p_op *op));
 tr__signature tr__p2p_call(const tr__p2p *p, const tr__p2p_op *op);
+
+/* ---- p2p_drivers.c --------------------------------------------------------------------------------------------------- */
+
+/* As sendmsg() and recvmsg() without waiting: bytes, or -1 and errno; a get of 0 is the end. Memory stays what it was until its
+ * bytes have come. */
+ssize_t tr__p2p_put(tr__p2p_peer *peer, const struct iovec parts[2]);
+ssize_t tr__p2p_get(tr__p2p_peer *peer, void *to, size_t bytes);
+/* For peers of this host that report what we are at: an operation that may go over rings begins, and has ended. */
+void tr__p2p_sign(const tr__p2p *p, tr__p2p_op *op);
+void tr__p2p_sign_off(const tr__p2p *p, const tr__p2p_op *op);
+/* Has the peer said goodbye? */
+bool tr__p2p_left(const tr__p2p_peer *peer);
+/* Before a failure of our own: fails with that of a peer that has given up already. */
+tr_status tr__p2p_check_peers(const tr__p2p_peer *peer, int timeout_ms);
+/* Who keeps us waiting for the peer, which may be another rank; its name, and what it is at. */
+enum { TR__P2P_NAME = TR__TCP_NAME, TR__P2P_STATE = TR__SHM_STATE_TEXT };
+int tr__p2p_culprit(const tr__p2p_peer *peer, char name[TR__P2P_NAME], char state[TR__P2P_STATE]);
 
 #endif

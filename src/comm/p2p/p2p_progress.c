@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { SPINS = 200, YIELDS = 20, LOOK_MS = 100, DOZE_MS = 60000, OPENED_MS = 1000 };
+enum { SPINS = 200, YIELDS = 20, LOOK_MS = 100, DOZE_MS = 60000, OPENED_MS = 1000, RING_EAGER = 16 << 10 };
 
 /* ---- The lock: callers before the reader -------------------------------------------------------------------------- */
 
@@ -88,8 +88,8 @@ static tr_status timed_out(const tr__p2p_peer *peer, const tr__p2p_op *op)
     char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT];
     tr__signature s = tr__p2p_call(peer->engine, op);
     int timeout_ms = op->work->collective.timeout_ms;
-    TR__TRY(peer->driver->check_peers(peer, timeout_ms));
-    int late = peer->driver->culprit(peer, name, state);
+    TR__TRY(tr__p2p_check_peers(peer, timeout_ms));
+    int late = tr__p2p_culprit(peer, name, state);
     return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s%s; %s", tr__signature_text(&s, call), peer->engine->rank,
         timeout_ms / 1000.0, name, held_text(peer, op, late, held), state);
 }
@@ -99,7 +99,7 @@ static void report(const tr__p2p_peer *peer, const tr__p2p_op *op)
     const tr__p2p *p = peer->engine;
     char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT];
     tr__signature s = tr__p2p_call(p, op);
-    int late = peer->driver->culprit(peer, name, state);
+    int late = tr__p2p_culprit(peer, name, state);
     tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s%s; %s", p->group, p->rank, p->report_ms / 1000.0,
         tr__signature_text(&s, call), name, held_text(peer, op, late, held), state);
 }
@@ -109,7 +109,7 @@ static bool is_gone(const tr__p2p_peer *peer)
 {
     bool never = false;
     if (peer->local) return peer->drained;
-    if (!peer->driver->left(peer)) return false;
+    if (!tr__p2p_left(peer)) return false;
     if (!peer->closed) tr__tcp_need_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL, &never);
     return peer->closed || never;
 }
@@ -194,7 +194,7 @@ static tr_status advance(tr__p2p *p, bool *moved)
         tr__p2p_peer *peer = &p->peers[rank];
         if (!peer->local) continue;
         bool any = false;
-        left |= peer->left = peer->driver->left(peer);
+        left |= peer->left = tr__p2p_left(peer);
         TR__TRY(tr__p2p_read(peer, &any));
         peer->drained = peer->left && !any;
         TR__TRY(tr__p2p_write(peer, &any));
@@ -441,22 +441,15 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", member->group, world);
     }
     for (int rank = 0; rank < p->world_size; rank++) {
-        tr__p2p_peer *peer = &p->peers[rank];
         int place = shm ? tr__shm_place_of(shm, rank) : -1;
-        *peer = (tr__p2p_peer){.engine = p, .rank = rank, .driver = place >= 0 ? &tr__p2p_ring : &tr__p2p_stream};
-        peer->arrivals_end = &peer->arrivals;
-        if (rank == p->rank) continue;
-        if (place >= 0)
-            peer->local = &shm->peers[place];
-        else
-            peer->remote = &tcp->peers[rank];
-        peer->by_ring = place >= 0;
-        peer->by_stream = place < 0;
+        bool other = rank != p->rank, local = place >= 0;
+        p->peers[rank] = (tr__p2p_peer){.engine = p, .rank = rank, .eager = local ? RING_EAGER : PTRDIFF_MAX,
+            .by_ring = other && local, .by_stream = other && !local, .local = other && local ? &shm->peers[place] : NULL,
+            .remote = other && !local ? &tcp->peers[rank] : NULL, .arrivals_end = &p->peers[rank].arrivals};
     }
     p->anyone = &p->peers[world];
-    *p->anyone = (tr__p2p_peer){.engine = p, .rank = TR_ANY_SOURCE, .driver = &tr__p2p_anyone, .by_ring = shm != NULL,
-        .by_stream = tcp != NULL};
-    p->anyone->arrivals_end = &p->anyone->arrivals;
+    *p->anyone = (tr__p2p_peer){.engine = p, .rank = TR_ANY_SOURCE, .by_ring = shm != NULL, .by_stream = tcp != NULL,
+        .arrivals_end = &p->anyone->arrivals};
     *engine = p;
     return TR_OK;
 }
