@@ -19,31 +19,35 @@ enum { SHOWN = 8, SOON_NS = 1000000000 };
 
 typedef enum health { FINE, STOPPED, DEAD, ELSEWHERE, GONE, UNKNOWN } health;
 
-/* What is to be told, and where. Of stalls: only the culprits of waits that began in that time. */
+/* What is to be told, of which records, and where. Of stalls: only the culprits of waits that began in that time. */
 typedef struct question {
     bool stalls;
-    int64_t after, until;
+    int64_t after, until, now;
+    const tr__records *all;
     FILE *out;
 } question;
 
-/* The ranks of a group, as far as they are on this host. */
+typedef struct member {
+    const tr__record *record; /* NULL: it has none on this host */
+    health health;
+    int waits[TR__RECORD_WAITS], wait_count;     /* whom it waits for */
+    int waiters[TR__RECORD_WAITS], waiter_count; /* who waits for it, directly or not: the first of them, and how many */
+    bool visited;
+    bool in_circle;           /* it waits in another group, which leads back to who waits for it here */
+} member;
+
 typedef struct members {
     const question *q;
-    const tr__records *all;
     const tr__record *any;
-    const tr__record **ranks; /* [world]; NULL: no record */
-    int world, here;
-    int (*waiters)[TR__RECORD_WAITS], *waiter_count; /* [world]: who waits for a rank, directly or not */
-    int *visited, *stack;     /* [world] */
-    bool *in_circle;          /* [world]: it waits in another group, which leads back to who waits for it here */
+    member *ranks;            /* [world] */
+    int *stack;               /* [world] */
+    int world, here;          /* here: on this host */
     bool all_idle;            /* nobody waits in any group of the job */
-    FILE *out;
-    int64_t now;
 } members;
 
 /* A rank that waits in a group. In a circle: for which rank of the group, and who is next, the same process or that rank. */
 typedef struct waiting_rank {
-    const members *m;
+    members *m;
     int rank;
     int next, awaited; /* next: in the job's list; -1: in no circle that is known */
     bool begins;       /* a circle is told from here */
@@ -61,9 +65,9 @@ typedef struct job_state {
 
 /* ---- Ranks ------------------------------------------------------------------------------------------------------- */
 
-static health health_of(const members *m, int rank)
+static health find_health(const members *m, int rank)
 {
-    const tr__record *r = m->ranks[rank];
+    const tr__record *r = m->ranks[rank].record;
     if (r) return r->process.state == 'X' ? DEAD : strchr("Tt", r->process.state) ? STOPPED : FINE;
     int pid = m->any->peers[rank].pid;
     if (pid == 0) return UNKNOWN;
@@ -76,9 +80,9 @@ enum { NAME_TEXT = 128 };
 static char *name_of(const members *m, int rank, char text[NAME_TEXT])
 {
     static const char *const words[] = {[STOPPED] = ", stopped", [DEAD] = ", dead", [FINE] = "", [GONE] = ""};
-    const tr__record *r = m->ranks[rank];
+    const tr__record *r = m->ranks[rank].record;
     int pid = r ? r->pid : m->any->peers[rank].pid;
-    health h = health_of(m, rank);
+    health h = m->ranks[rank].health;
     if (h == UNKNOWN)
         snprintf(text, NAME_TEXT, "rank %d", rank);
     else if (h == ELSEWHERE)
@@ -99,7 +103,7 @@ static uint64_t progress(const tr__record *r)
 
 static const tr__record_call *call_number(const tr__record *r, uint64_t sequence)
 {
-    for (int i = r->call_count - 1; i >= 0; i--)
+    for (int i = r ? r->call_count - 1 : -1; i >= 0; i--)
         if (r->calls[i].signature.sequence == sequence) return &r->calls[i];
     return NULL;
 }
@@ -118,32 +122,41 @@ static bool is_remote_wait(const tr__record_call *c)
 static bool awaits(const members *m, const tr__record_call *c, int k)
 {
     int peer = c->signature.peer;
-    if (!is_remote_wait(c)) return peer == k || (peer == TR_ANY_SOURCE && m->ranks[k]);
+    if (!is_remote_wait(c)) return peer == k || (peer == TR_ANY_SOURCE && m->ranks[k].record);
     bool stopped = false; /* if it goes through others, one that is stopped holds it up */
-    for (int i = 0; i < m->world && c->signature.tag; i++) stopped |= health_of(m, i) == STOPPED;
-    return stopped ? health_of(m, k) == STOPPED : peer == k;
+    for (int i = 0; i < m->world && c->signature.tag; i++) stopped |= m->ranks[i].health == STOPPED;
+    return stopped ? m->ranks[k].health == STOPPED : peer == k;
 }
 
-/* Whom a rank waits for, at most `most`. */
-static int waits_of(const members *m, int rank, int *ranks, int most)
+static void add_wait(member *self, int rank)
 {
-    const tr__record *r = m->ranks[rank];
-    int count = 0;
-    if (!r || r->state == TR__RECORD_FAILED) return 0;
-    for (int i = 0; i < r->waits_count && count < most; i++) ranks[count++] = r->waits[i];
-    for (int i = 0; i < r->call_count && count < most; i++) {
+    for (int known = 0; known < self->wait_count; known++)
+        if (self->waits[known] == rank) return;
+    if (self->wait_count < TR__RECORD_WAITS) self->waits[self->wait_count++] = rank;
+}
+
+/* Whom a rank waits for; the others' health is known. */
+static void find_waits(const members *m, int rank)
+{
+    member *self = &m->ranks[rank];
+    const tr__record *r = self->record;
+    if (!r || r->state == TR__RECORD_FAILED) return;
+    for (int i = 0; i < r->waits_count; i++) add_wait(self, r->waits[i]);
+    for (int i = 0; i < r->call_count; i++) {
         if (!is_transfer(&r->calls[i]) || r->calls[i].ended) continue;
-        for (int k = 0; k < m->world && count < most; k++) {
-            bool named = k == rank || !awaits(m, &r->calls[i], k);
-            for (int known = 0; known < count; known++) named |= ranks[known] == k;
-            if (!named) ranks[count++] = k;
-        }
+        for (int k = 0; k < m->world; k++)
+            if (k != rank && awaits(m, &r->calls[i], k)) add_wait(self, k);
     }
     const tr__record_call *running = tr__record_running(r);
-    if (count || !running || is_transfer(running) || strcmp(r->backend, "native") == 0) return count;
-    for (int k = 0; k < m->world && count < most; k++)
-        if (m->ranks[k] && progress(m->ranks[k]) < running->signature.sequence) ranks[count++] = k;
-    return count;
+    if (self->wait_count || !running || is_transfer(running) || strcmp(r->backend, "native") == 0) return;
+    for (int k = 0; k < m->world; k++)
+        if (m->ranks[k].record && progress(m->ranks[k].record) < running->signature.sequence) add_wait(self, k);
+}
+
+/* Does the rank wait, and could it go on? */
+static bool is_waiting(const members *m, int rank)
+{
+    return m->ranks[rank].health == FINE && m->ranks[rank].wait_count > 0;
 }
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
@@ -152,24 +165,25 @@ static void print_state(const members *m, const tr__record *r)
 {
     char since[TR__TIME_TEXT];
     if (r->state == TR__RECORD_FAILED)
-        fprintf(m->out, "failed %s ago: %s", tr__time_text(m->now - r->failed, since), r->failure);
+        fprintf(m->q->out, "failed %s ago: %s", tr__time_text(m->q->now - r->failed, since), r->failure);
     else
-        tr__record_write_state(m->out, r, m->now);
+        tr__record_write_state(m->q->out, r, m->q->now);
 }
 
 static void print_row(const members *m, int rank)
 {
-    const tr__record *r = m->ranks[rank];
+    const tr__record *r = m->ranks[rank].record;
     char name[NAME_TEXT], text[TR__RANKS_TEXT], held[TR__HELD_TEXT];
-    int waits[TR__RECORD_WAITS], queued = 0, count = waits_of(m, rank, waits, TR__RECORD_WAITS);
-    fprintf(m->out, "    %-28s  ", name_of(m, rank, name));
+    const int *waits = m->ranks[rank].waits;
+    int queued = 0, count = m->ranks[rank].wait_count;
+    fprintf(m->q->out, "    %-28s  ", name_of(m, rank, name));
     print_state(m, r);
     if (count)
-        fprintf(m->out, ", waits for %s", tr__ranks_text(waits, count, r->waits_total > count ? r->waits_total : count, text));
-    if (count == 1 && r->held.rank == waits[0]) fprintf(m->out, "%s", tr__held_text(&r->held, held));
+        fprintf(m->q->out, ", waits for %s", tr__ranks_text(waits, count, r->waits_total > count ? r->waits_total : count, text));
+    if (count == 1 && r->held.rank == waits[0]) fprintf(m->q->out, "%s", tr__held_text(&r->held, held));
     for (int i = 0; i < r->call_count; i++) queued += !r->calls[i].started && !r->calls[i].ended;
-    if (queued) fprintf(m->out, "; %d more call%s posted", queued, queued == 1 ? "" : "s");
-    fputc('\n', m->out);
+    if (queued) fprintf(m->q->out, "; %d more call%s posted", queued, queued == 1 ? "" : "s");
+    fputc('\n', m->q->out);
 }
 
 static void print_absent(const members *m)
@@ -179,31 +193,30 @@ static void print_absent(const members *m)
     int shown = 0;
     char name[NAME_TEXT];
     for (int rank = 0; rank < m->world; rank++)
-        if (!m->ranks[rank] && shown++ < SHOWN)
-            fprintf(m->out, "    %-28s  %s\n", name_of(m, rank, name), words[health_of(m, rank)]);
-    if (shown > SHOWN) fprintf(m->out, "    and %d more that have no record on this host\n", shown - SHOWN);
+        if (!m->ranks[rank].record && shown++ < SHOWN)
+            fprintf(m->q->out, "    %-28s  %s\n", name_of(m, rank, name), words[m->ranks[rank].health]);
+    if (shown > SHOWN) fprintf(m->q->out, "    and %d more that have no record on this host\n", shown - SHOWN);
 }
 
 /* ---- Culprits ---------------------------------------------------------------------------------------------------- */
 
 /* Follows the edges from one rank; notes it with all that it reaches. */
-static void follow(members *m, int from)
+static void follow(const members *m, int from)
 {
-    int depth = 0, waits[TR__RECORD_WAITS];
-    memset(m->visited, 0, (size_t)m->world * sizeof *m->visited);
-    m->visited[from] = 1;
+    int depth = 0;
+    for (int rank = 0; rank < m->world; rank++) m->ranks[rank].visited = rank == from;
     m->stack[depth++] = from;
     while (depth > 0) {
         int at = m->stack[--depth];
-        if (at != from && health_of(m, at) != FINE) continue; /* it cannot go on, whomever it waits for */
-        int count = waits_of(m, at, waits, TR__RECORD_WAITS);
-        for (int i = 0; i < count; i++) {
-            int to = waits[i], *known = &m->waiter_count[to];
-            if (m->visited[to]) continue;
-            m->visited[to] = 1;
-            if (*known < TR__RECORD_WAITS) m->waiters[to][*known] = from;
-            ++*known;
-            m->stack[depth++] = to;
+        if (at != from && m->ranks[at].health != FINE) continue; /* it cannot go on, whomever it waits for */
+        for (int i = 0; i < m->ranks[at].wait_count; i++) {
+            int rank = m->ranks[at].waits[i];
+            member *to = &m->ranks[rank];
+            if (to->visited) continue;
+            to->visited = true;
+            if (to->waiter_count < TR__RECORD_WAITS) to->waiters[to->waiter_count] = from;
+            to->waiter_count++;
+            m->stack[depth++] = rank;
         }
     }
 }
@@ -212,15 +225,15 @@ static void follow(members *m, int from)
 static void print_other_group(const members *m, const tr__record *r)
 {
     char call[TR__CALL_TEXT], ranks[TR__RANKS_TEXT], group[TR__GROUP_TEXT];
-    for (int i = 0; i < m->all->count; i++) {
-        const tr__record *other = &m->all->list[i];
+    for (int i = 0; i < m->q->all->count; i++) {
+        const tr__record *other = &m->q->all->list[i];
         bool same_group = strcmp(other->group, r->group) == 0;
         if (other->pid == r->pid && other != r && same_group) return; /* ranks are threads: whose it is, is not known */
         const tr__record_call *running = tr__record_running(other);
         if (other->pid != r->pid || same_group || !running || other->state == TR__RECORD_FAILED) continue;
-        fprintf(m->out, "; in %s it is in %s", tr__record_group(other, group), tr__signature_text(&running->signature, call));
+        fprintf(m->q->out, "; in %s it is in %s", tr__record_group(other, group), tr__signature_text(&running->signature, call));
         if (other->waits_total > 0)
-            fprintf(m->out, " and waits for %s", tr__ranks_text(other->waits, other->waits_count, other->waits_total, ranks));
+            fprintf(m->q->out, " and waits for %s", tr__ranks_text(other->waits, other->waits_count, other->waits_total, ranks));
     }
 }
 
@@ -239,32 +252,32 @@ static const tr__record_call *call_for(const members *m, const tr__record *waite
 /* What a culprit does instead of what its first waiter waits for. */
 static void print_reason(const members *m, int rank)
 {
-    const tr__record *r = m->ranks[rank], *waiter = m->ranks[m->waiters[rank][0]];
+    const tr__record *r = m->ranks[rank].record, *waiter = m->ranks[m->ranks[rank].waiters[0]].record;
     const tr__record_call *wanted = call_for(m, waiter, rank), *running = r ? tr__record_running(r) : NULL;
     char call[TR__CALL_TEXT], other[TR__CALL_TEXT], held[TR__HELD_TEXT];
     if (!wanted || waiter->state == TR__RECORD_JOINING) {
-        fprintf(m->out, "it has not joined");
+        fprintf(m->q->out, "it has not joined");
         return;
     }
     tr__signature_text(&wanted->signature, call);
     uint64_t sequence = wanted->signature.sequence;
     bool entered = r && sequence && progress(r) >= sequence;
     if (!r || (is_remote_wait(wanted) && wanted->signature.tag))
-        fprintf(m->out, "%s needs it", call);
+        fprintf(m->q->out, "%s needs it", call);
     else if (is_remote_wait(wanted))
-        fprintf(m->out, "it has not answered %s", call);
+        fprintf(m->q->out, "it has not answered %s", call);
     else if (entered && running && running->signature.sequence == sequence)
-        fprintf(m->out, "it is at work in %s", tr__signature_text(&running->signature, other));
+        fprintf(m->q->out, "it is at work in %s", tr__signature_text(&running->signature, other));
     else if (entered)
-        fprintf(m->out, "it has gone on from %s", call);
+        fprintf(m->q->out, "it has gone on from %s", call);
     else if (sequence)
-        fprintf(m->out, "it has not entered %s", call);
+        fprintf(m->q->out, "it has not entered %s", call);
     else if (waiter->held.bytes && waiter->held.rank == rank)
-        fprintf(m->out, "%s waits for it%s", call, tr__held_text(&waiter->held, held));
+        fprintf(m->q->out, "%s waits for it%s", call, tr__held_text(&waiter->held, held));
     else
-        fprintf(m->out, "its part of %s is not there", call);
+        fprintf(m->q->out, "its part of %s is not there", call);
     if (running && running->signature.sequence != sequence)
-        fprintf(m->out, ", but is in %s", tr__signature_text(&running->signature, other));
+        fprintf(m->q->out, ", but is in %s", tr__signature_text(&running->signature, other));
     if (r && !running) print_other_group(m, r);
 }
 
@@ -272,15 +285,15 @@ static void print_reason(const members *m, int rank)
 static int64_t wait_of(const members *m, const tr__record *r, const tr__record_call *call)
 {
     bool told = r->waits_total && call == tr__record_running(r);
-    return m->now - (told ? r->waits_since : call ? call->started : m->now);
+    return m->q->now - (told ? r->waits_since : call ? call->started : m->q->now);
 }
 
 /* Longest wait among those that wait for a rank. */
 static int64_t longest_wait(const members *m, int rank)
 {
     int64_t longest = 0;
-    for (int i = 0; i < m->waiter_count[rank] && i < TR__RECORD_WAITS; i++) {
-        const tr__record *waiter = m->ranks[m->waiters[rank][i]];
+    for (int i = 0; i < m->ranks[rank].waiter_count && i < TR__RECORD_WAITS; i++) {
+        const tr__record *waiter = m->ranks[m->ranks[rank].waiters[i]].record;
         int64_t wait = wait_of(m, waiter, call_for(m, waiter, rank));
         if (wait > longest) longest = wait;
     }
@@ -289,39 +302,39 @@ static int64_t longest_wait(const members *m, int rank)
 
 static bool is_wanted(const members *m, int64_t wait)
 {
-    int64_t since = m->now - wait;
+    int64_t since = m->q->now - wait;
     return !m->q->stalls || (since > m->q->after && since <= m->q->until);
 }
 
 static void begin_line(const members *m)
 {
     char group[TR__GROUP_TEXT];
-    if (m->q->stalls) fprintf(m->out, "%s: ", tr__record_group(m->any, group));
-    else fprintf(m->out, "  => ");
+    if (m->q->stalls) fprintf(m->q->out, "%s: ", tr__record_group(m->any, group));
+    else fprintf(m->q->out, "  => ");
 }
 
 static void print_culprit(const members *m, int rank)
 {
     char name[NAME_TEXT], text[TR__RANKS_TEXT], since[TR__TIME_TEXT];
-    int total = m->waiter_count[rank], named = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
+    int total = m->ranks[rank].waiter_count, named = total < TR__RECORD_WAITS ? total : TR__RECORD_WAITS;
     int64_t longest = longest_wait(m, rank);
     begin_line(m);
-    fprintf(m->out, "%s is what %s %s for: ", name_of(m, rank, name),
-        tr__ranks_text(m->waiters[rank], named, total, text), total == 1 ? "waits" : "wait");
+    fprintf(m->q->out, "%s is what %s %s for: ", name_of(m, rank, name),
+        tr__ranks_text(m->ranks[rank].waiters, named, total, text), total == 1 ? "waits" : "wait");
     print_reason(m, rank);
-    fprintf(m->out, " (for %s%s)\n", tr__time_text(longest, since),
-        longest < SOON_NS && health_of(m, rank) == FINE ? ", which may be nothing" : "");
+    fprintf(m->q->out, " (for %s%s)\n", tr__time_text(longest, since),
+        longest < SOON_NS && m->ranks[rank].health == FINE ? ", which may be nothing" : "");
 }
 
 /* Ranks that wait for each other, and for nobody else. */
 static void print_circle(const members *m)
 {
-    int ranks[TR__RECORD_WAITS], count = 0, total = 0, one;
+    int ranks[TR__RECORD_WAITS], count = 0, total = 0;
     int64_t longest = 0;
     char text[TR__RANKS_TEXT];
     for (int rank = 0; rank < m->world; rank++) {
-        const tr__record *r = m->ranks[rank];
-        if (!r || waits_of(m, rank, &one, 1) == 0) continue;
+        const tr__record *r = m->ranks[rank].record;
+        if (!m->ranks[rank].wait_count) continue;
         if (count < TR__RECORD_WAITS) ranks[count++] = rank;
         int64_t wait = wait_of(m, r, tr__record_running(r));
         if (wait > longest) longest = wait;
@@ -330,30 +343,29 @@ static void print_circle(const members *m)
     if (!is_wanted(m, longest) || (!total && !m->all_idle)) return;
     begin_line(m);
     if (total)
-        fprintf(m->out, "%s wait for each other: look where their calls%s differ\n",
+        fprintf(m->q->out, "%s wait for each other: look where their calls%s differ\n",
             tr__ranks_text(ranks, count, total, text), m->q->stalls ? "" : " above");
     else
-        fprintf(m->out, "nobody waits\n");
+        fprintf(m->q->out, "nobody waits\n");
 }
 
-static void find_culprits(members *m)
+static void find_culprits(const members *m)
 {
-    int one, culprits = 0, wanted = 0;
+    int culprits = 0, wanted = 0;
     for (int rank = 0; rank < m->world; rank++)
-        if (health_of(m, rank) == FINE && waits_of(m, rank, &one, 1) > 0) follow(m, rank);
+        if (is_waiting(m, rank)) follow(m, rank);
     /* First who cannot go on, then who may. */
     for (int turn = 0; turn < 2; turn++)
         for (int rank = 0; rank < m->world; rank++) {
-            health h = health_of(m, rank);
-            bool hard = h == STOPPED || h == DEAD;
-            bool waits = m->waiter_count[rank] && h == FINE && waits_of(m, rank, &one, 1) > 0;
-            if (hard != (turn == 0) || !m->waiter_count[rank] || waits) continue;
+            const member *one = &m->ranks[rank];
+            bool hard = one->health == STOPPED || one->health == DEAD;
+            if (hard != (turn == 0) || !one->waiter_count || is_waiting(m, rank)) continue;
             culprits++;
-            if (!m->in_circle[rank] && is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
+            if (!one->in_circle && is_wanted(m, longest_wait(m, rank)) && wanted++ < SHOWN) print_culprit(m, rank);
         }
     if (wanted > SHOWN) {
         begin_line(m);
-        fprintf(m->out, "and %d more\n", wanted - SHOWN);
+        fprintf(m->q->out, "and %d more\n", wanted - SHOWN);
     }
     if (!culprits) print_circle(m);
 }
@@ -365,9 +377,9 @@ static bool print_mismatch(const members *m, int rank, const tr__record_call *ru
 {
     char mine[TR__CALL_TEXT], theirs[TR__CALL_TEXT];
     for (int k = 0; k < m->world; k++) {
-        const tr__record_call *c = m->ranks[k] ? call_number(m->ranks[k], running->signature.sequence) : NULL;
+        const tr__record_call *c = call_number(m->ranks[k].record, running->signature.sequence);
         if (!c || tr__signature_agrees(&running->signature, &c->signature)) continue;
-        fprintf(m->out, "  => ranks %d and %d make different calls: %s, %s\n", rank, k,
+        fprintf(m->q->out, "  => ranks %d and %d make different calls: %s, %s\n", rank, k,
             tr__signature_text(&running->signature, mine), tr__signature_text(&c->signature, theirs));
         return true;
     }
@@ -379,9 +391,9 @@ static bool print_ahead(const members *m, int rank, const tr__record_call *runni
 {
     char call[TR__CALL_TEXT];
     for (int k = 0; k < m->world; k++) {
-        uint64_t at = progress(m->ranks[k]);
+        uint64_t at = progress(m->ranks[k].record);
         if (at < running->signature.sequence + 2) continue;
-        fprintf(m->out, "  => the ranks are out of step: rank %d is in %s, rank %d has come to #%llu\n", rank,
+        fprintf(m->q->out, "  => the ranks are out of step: rank %d is in %s, rank %d has come to #%llu\n", rank,
             tr__signature_text(&running->signature, call), k, (unsigned long long)at);
         return true;
     }
@@ -392,7 +404,7 @@ static void find_differences(const members *m)
 {
     bool mismatch = false, ahead = false;
     for (int rank = 0; rank < m->world; rank++) {
-        const tr__record *r = m->ranks[rank];
+        const tr__record *r = m->ranks[rank].record;
         const tr__record_call *running = r ? tr__record_running(r) : NULL;
         if (!running || !running->signature.sequence) continue;
         if (!mismatch) mismatch = print_mismatch(m, rank, running);
@@ -407,63 +419,55 @@ static void find_differences(const members *m)
 static bool is_alone(const members *m, const tr__record *r)
 {
     int same = 0;
-    for (int k = 0; k < m->world; k++) same += m->ranks[k] && m->ranks[k]->pid == r->pid;
+    for (int k = 0; k < m->world; k++) same += m->ranks[k].record && m->ranks[k].record->pid == r->pid;
     return same == 1;
 }
 
-/* Is a waiter held up because another one is: the rank that it waits for, or that rank's process in another group? Remote calls are
- * answered by threads of the agent's, whatever else the process waits for. */
-static bool leads_to(const waiting_rank *a, int awaited, const waiting_rank *b)
+/* Is another waiter the rank that this one waits for, or that rank's process in another group? Remote calls are answered by
+ * threads of the agent's, whatever else the process waits for. */
+static bool stands_for(const waiting_rank *a, int awaited, const waiting_rank *b)
 {
-    const tr__record *r = a->m->ranks[awaited], *other = b->m->ranks[b->rank];
+    const tr__record *r = a->m->ranks[awaited].record, *other = b->m->ranks[b->rank].record;
     if (a->m == b->m) return b->rank == awaited;
-    int one;
-    if (!r || r->pid != other->pid || health_of(a->m, awaited) != FINE || waits_of(a->m, awaited, &one, 1)) return false;
-    const tr__record_call *call = call_for(a->m, a->m->ranks[a->rank], awaited);
+    if (!r || r->pid != other->pid || a->m->ranks[awaited].health != FINE || a->m->ranks[awaited].wait_count) return false;
+    const tr__record_call *call = call_for(a->m, a->m->ranks[a->rank].record, awaited);
     return !(call && is_remote_wait(call)) && is_alone(a->m, r) && is_alone(b->m, r);
+}
+
+/* The rank of its group for which a waiter is held up by another one; -1: it is not. */
+static int leads_to(const waiting_rank *a, const waiting_rank *b)
+{
+    const member *waiter = &a->m->ranks[a->rank];
+    for (int i = 0; i < waiter->wait_count; i++)
+        if (stands_for(a, waiter->waits[i], b)) return waiter->waits[i];
+    return -1;
 }
 
 /* Does a waiter of another group lead to this one? Few do, and every circle across groups has one that is led to so. */
 static bool is_led_to(const job_state *j, const waiting_rank *b)
 {
-    int waits[TR__RECORD_WAITS];
-    for (int at = 0; at < j->waiter_count; at++) {
-        const waiting_rank *a = &j->waiters[at];
-        int count = a->m == b->m ? 0 : waits_of(a->m, a->rank, waits, TR__RECORD_WAITS);
-        for (int i = 0; i < count; i++)
-            if (leads_to(a, waits[i], b)) return true;
-    }
-    return false;
+    bool led = false;
+    for (int at = 0; at < j->waiter_count && !led; at++)
+        led = j->waiters[at].m != b->m && leads_to(&j->waiters[at], b) >= 0;
+    return led;
 }
 
 /* The shortest way from a waiter back to it; returns the last of it, or -1. */
 static int search_back(job_state *j, int start)
 {
-    int head = 0, tail = 0, waits[TR__RECORD_WAITS];
+    int head = 0, tail = 0;
     for (int i = 0; i < j->waiter_count; i++) j->waiters[i].from = -1;
     j->queue[tail++] = start;
     while (head < tail) {
         int at = j->queue[head++];
-        waiting_rank *a = &j->waiters[at];
-        int count = waits_of(a->m, a->rank, waits, TR__RECORD_WAITS);
-        for (int i = 0; i < count * j->waiter_count; i++) {
-            int to = i % j->waiter_count;
+        for (int to = 0; to < j->waiter_count; to++) {
             waiting_rank *b = &j->waiters[to];
-            if (b->next >= 0 || b->from >= 0 || to == at || !leads_to(a, waits[i / j->waiter_count], b)) continue;
+            if (b->next >= 0 || b->from >= 0 || to == at || leads_to(&j->waiters[at], b) < 0) continue;
             b->from = at;
             if (to == start) return at;
             j->queue[tail++] = to;
         }
     }
-    return -1;
-}
-
-/* The rank of its group for which a waiter is held up by the next one. */
-static int awaited_on_the_way(const waiting_rank *a, const waiting_rank *next)
-{
-    int waits[TR__RECORD_WAITS], count = waits_of(a->m, a->rank, waits, TR__RECORD_WAITS);
-    for (int i = 0; i < count; i++)
-        if (leads_to(a, waits[i], next)) return waits[i];
     return -1;
 }
 
@@ -481,8 +485,8 @@ static void find_circles(job_state *j)
         for (int at = last, next = start;; next = at, at = j->waiters[at].from) {
             waiting_rank *a = &j->waiters[at];
             a->next = next;
-            a->awaited = awaited_on_the_way(a, &j->waiters[next]);
-            if (a->m != j->waiters[next].m) a->m->in_circle[a->awaited] = true;
+            a->awaited = leads_to(a, &j->waiters[next]);
+            if (a->m != j->waiters[next].m) a->m->ranks[a->awaited].in_circle = true;
             if (at == start) break;
         }
     }
@@ -495,10 +499,10 @@ static void print_crossing(const job_state *j, int start)
     char name[NAME_TEXT], group[TR__GROUP_TEXT], call[TR__CALL_TEXT], since[TR__TIME_TEXT];
     int64_t shortest = INT64_MAX;
     const members *m = j->waiters[start].m;
-    FILE *out = m->out;
+    FILE *out = m->q->out;
     for (int at = start, first = 1; first || at != start; at = j->waiters[at].next, first = 0) {
         const waiting_rank *w = &j->waiters[at];
-        const tr__record *r = w->m->ranks[w->rank];
+        const tr__record *r = w->m->ranks[w->rank].record;
         int64_t wait = wait_of(w->m, r, call_for(w->m, r, w->awaited));
         if (wait < shortest) shortest = wait;
     }
@@ -507,7 +511,7 @@ static void print_crossing(const job_state *j, int start)
     int said = j->waiters[start].rank;
     for (int at = start, first = 1; first || at != start; at = j->waiters[at].next, first = 0) {
         const waiting_rank *w = &j->waiters[at];
-        const tr__record *r = w->m->ranks[w->rank];
+        const tr__record *r = w->m->ranks[w->rank].record;
         const tr__record_call *waits_in = call_for(w->m, r, w->awaited);
         fprintf(out, "%s waits", first ? "" : ", which");
         if (w->rank != said) fprintf(out, " as rank %d", w->rank);
@@ -531,78 +535,56 @@ static bool same_group(const tr__record *a, const tr__record *b)
     return same_job(a, b) && strcmp(a->group, b->group) == 0 && a->world_size == b->world_size;
 }
 
-static void print_group(members *m)
+static void print_group(const members *m)
 {
     if (m->q->stalls) {
         find_culprits(m);
         return;
     }
     char group[TR__GROUP_TEXT];
-    fprintf(m->out, "  %s (%s): %d of %d ranks are on this host\n", tr__record_group(m->any, group), m->any->backend, m->here,
+    fprintf(m->q->out, "  %s (%s): %d of %d ranks are on this host\n", tr__record_group(m->any, group), m->any->backend, m->here,
         m->world);
     for (int rank = 0; rank < m->world; rank++)
-        if (m->ranks[rank]) print_row(m, rank);
+        if (m->ranks[rank].record) print_row(m, rank);
     print_absent(m);
     find_culprits(m);
     find_differences(m);
 }
 
 /* The records from `first` to before `end` are one group. */
-static tr_status make_members(members *m, const tr__records *all, int first, int end, const question *q)
+static tr_status make_members(members *m, int first, int end, const question *q)
 {
-    *m = (members){.q = q, .all = all, .any = &all->list[first], .world = all->list[first].world_size, .out = q->out,
-        .now = tr__now_ns()};
-    size_t world = (size_t)m->world;
-    m->ranks = calloc(world, sizeof *m->ranks);
-    m->waiters = calloc(world, sizeof *m->waiters);
-    m->waiter_count = calloc(world, sizeof *m->waiter_count);
-    m->visited = calloc(world, sizeof *m->visited);
-    m->stack = calloc(world, sizeof *m->stack);
-    m->in_circle = calloc(world, sizeof *m->in_circle);
-    if (!m->ranks || !m->waiters || !m->waiter_count || !m->visited || !m->stack || !m->in_circle)
-        return tr__fail(TR_NO_MEMORY, "no memory for %d ranks", m->world);
+    *m = (members){.q = q, .any = &q->all->list[first], .world = q->all->list[first].world_size};
+    m->ranks = calloc((size_t)m->world, sizeof *m->ranks);
+    m->stack = calloc((size_t)m->world, sizeof *m->stack);
+    if (!m->ranks || !m->stack) return tr__fail(TR_NO_MEMORY, "no memory for %d ranks", m->world);
     for (int i = first; i < end; i++) {
-        const tr__record *r = &all->list[i];
-        m->here += !m->ranks[r->rank];
-        m->ranks[r->rank] = r;
+        const tr__record *r = &q->all->list[i];
+        m->here += !m->ranks[r->rank].record;
+        m->ranks[r->rank].record = r;
         if (r->state != TR__RECORD_JOINING) m->any = r; /* knows its peers */
     }
+    for (int rank = 0; rank < m->world; rank++) m->ranks[rank].health = find_health(m, rank);
+    for (int rank = 0; rank < m->world; rank++) find_waits(m, rank);
     return TR_OK;
 }
 
-static void free_members(members *m)
-{
-    free(m->ranks);
-    free(m->waiters);
-    free(m->waiter_count);
-    free(m->visited);
-    free(m->stack);
-    free(m->in_circle);
-}
-
-static void find_waiters(job_state *j)
-{
-    int one;
-    for (int g = 0; g < j->group_count; g++)
-        for (int rank = 0; rank < j->groups[g].world; rank++)
-            if (health_of(&j->groups[g], rank) == FINE && waits_of(&j->groups[g], rank, &one, 1))
-                j->waiters[j->waiter_count++] = (waiting_rank){.m = &j->groups[g], .rank = rank, .next = -1};
-}
-
 /* The records from `first` to before `end` are one job. */
-static tr_status explain_job(const tr__records *all, int first, int end, const question *q)
+static tr_status explain_job(int first, int end, const question *q)
 {
-    const tr__record *r = &all->list[first];
+    const tr__record *list = q->all->list, *r = &list[first];
     size_t records = (size_t)(end - first);
     job_state j = {.groups = calloc(records, sizeof *j.groups), .waiters = calloc(records, sizeof *j.waiters),
         .queue = calloc(records, sizeof *j.queue)};
     tr_status status = j.groups && j.waiters && j.queue ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for %zu records", records);
     for (int next; first < end && status == TR_OK; first = next) {
-        for (next = first + 1; next < end && same_group(&all->list[first], &all->list[next]);) next++;
-        status = make_members(&j.groups[j.group_count++], all, first, next, q);
+        for (next = first + 1; next < end && same_group(&list[first], &list[next]);) next++;
+        members *m = &j.groups[j.group_count++];
+        status = make_members(m, first, next, q);
+        for (int rank = 0; rank < m->world && status == TR_OK; rank++)
+            if (is_waiting(m, rank)) j.waiters[j.waiter_count++] = (waiting_rank){.m = m, .rank = rank, .next = -1};
     }
     if (status == TR_OK) {
-        find_waiters(&j);
         find_circles(&j);
         for (int g = 0; g < j.group_count; g++) j.groups[g].all_idle = j.waiter_count == 0;
         if (!q->stalls && r->job[0]) fprintf(q->out, "job %s on host %s\n", r->job, r->host);
@@ -612,7 +594,10 @@ static tr_status explain_job(const tr__records *all, int first, int end, const q
         for (int i = 0; i < j.waiter_count; i++)
             if (j.waiters[i].begins) print_crossing(&j, i);
     }
-    for (int g = 0; g < j.group_count; g++) free_members(&j.groups[g]);
+    for (int g = 0; g < j.group_count; g++) {
+        free(j.groups[g].ranks);
+        free(j.groups[g].stack);
+    }
     free(j.groups);
     free(j.waiters);
     free(j.queue);
@@ -652,37 +637,30 @@ static tr_status none_found(const tr__records *all, const char *job)
     return tr__fail(TR_NOT_FOUND, "there is no job '%s' of this user on this host; there is: %s", job, names);
 }
 
-static tr_status explain_all(const tr__records *all, const char *job, const question *q)
+static tr_status explain_all(const char *job, const question *q)
 {
+    const tr__record *list = q->all->list;
     int found = 0;
-    for (int first = 0, next; first < all->count; first = next) {
+    for (int first = 0, next; first < q->all->count; first = next) {
         bool asked = false;
-        for (next = first; next < all->count && same_job(&all->list[first], &all->list[next]); next++)
-            asked = asked || is_asked_for(&all->list[next], job);
+        for (next = first; next < q->all->count && same_job(&list[first], &list[next]); next++)
+            asked = asked || (q->stalls ? strcmp(list[next].job, job) == 0 : is_asked_for(&list[next], job));
         if (!asked) continue;
-        if (found++) fputc('\n', q->out);
-        TR__TRY(explain_job(all, first, next, q));
+        if (found++ && !q->stalls) fputc('\n', q->out);
+        TR__TRY(explain_job(first, next, q));
     }
-    return found ? TR_OK : none_found(all, job);
-}
-
-static tr_status explain_stalls(const tr__records *all, const char *job, const question *q)
-{
-    for (int first = 0, next; first < all->count; first = next) {
-        for (next = first + 1; next < all->count && same_job(&all->list[first], &all->list[next]);) next++;
-        if (strcmp(all->list[first].job, job) == 0) TR__TRY(explain_job(all, first, next, q));
-    }
-    return TR_OK;
+    return found || q->stalls ? TR_OK : none_found(q->all, job);
 }
 
 /* Answers; *text stays NULL on failure. */
-static tr_status answer(const tr__records *records, const char *job, question q, char **text)
+static tr_status answer(question q, const char *job, char **text)
 {
     size_t bytes;
     *text = NULL;
+    q.now = tr__now_ns();
     q.out = open_memstream(text, &bytes);
     if (!q.out) return tr__fail(TR_NO_MEMORY, "no memory to explain a job");
-    tr_status status = q.stalls ? explain_stalls(records, job, &q) : explain_all(records, job, &q);
+    tr_status status = explain_all(job, &q);
     if (fclose(q.out) != 0 && status == TR_OK) status = tr__fail(TR_NO_MEMORY, "no memory to explain a job");
     if (status == TR_OK) return TR_OK;
     free(*text);
@@ -692,12 +670,12 @@ static tr_status answer(const tr__records *records, const char *job, question q,
 
 tr_status tr__records_explain(const tr__records *records, const char *job, char **text)
 {
-    return answer(records, job, (question){0}, text);
+    return answer((question){.all = records}, job, text);
 }
 
 tr_status tr__records_stalls(const tr__records *records, const char *job, int64_t after, int64_t until, char **text)
 {
-    return answer(records, job, (question){.stalls = true, .after = after, .until = until}, text);
+    return answer((question){.all = records, .stalls = true, .after = after, .until = until}, job, text);
 }
 
 tr_status tr_job_explain(const char *job, char **text)
