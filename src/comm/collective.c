@@ -12,48 +12,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Kinds ------------------------------------------------------------------------------------------------------- */
-
-static const tr__kind kinds[TR__KINDS] = {
-    [TR_ALL_REDUCE] = {.reduces = true},
-    [TR_REDUCE] = {.reduces = true, .to_root = true},
-    [TR_BROADCAST] = {.from_root = true},
-    [TR_ALL_GATHER] = {.out_blocks = true},
-    [TR_GATHER] = {.to_root = true, .out_blocks = true},
-    [TR_SCATTER] = {.from_root = true, .in_blocks = true},
-    [TR_REDUCE_SCATTER] = {.reduces = true, .in_blocks = true},
-    [TR_ALL_TO_ALL] = {.in_blocks = true, .out_blocks = true},
-    [TR_ALL_GATHER_V] = {.out_blocks = true, .variable = true},
-    [TR_GATHER_V] = {.to_root = true, .out_blocks = true, .variable = true},
-    [TR_SCATTER_V] = {.from_root = true, .in_blocks = true, .variable = true},
-    [TR_ALL_TO_ALL_V] = {.in_blocks = true, .out_blocks = true, .variable = true},
-    [TR_SEND] = {.point_to_point = true},
-    [TR_RECV] = {.point_to_point = true},
-    [TR_BARRIER] = {0},
-    [TR__REMOTE_WAIT] = {.point_to_point = true},
-};
-
 static const char *const reduce_ops[TR_REDUCE_OP_COUNT] = {
 #define ROW(name, text) [TR_##name] = text,
     TR_REDUCE_OP_MAP(ROW)
 #undef ROW
 };
 
-const tr__kind *tr__kind_of(tr_collective_kind kind)
-{
-    return &kinds[kind];
-}
+/* ---- Who gives and gets what --------------------------------------------------------------------------------------- */
 
 bool tr__collective_gives(const tr_collective *c, int rank)
 {
     if (c->kind == TR_BARRIER || c->kind == TR_RECV) return false;
-    return !kinds[c->kind].from_root || c->root == rank;
+    return !tr__kind_of(c->kind)->from_root || c->root == rank;
 }
 
 bool tr__collective_gets(const tr_collective *c, int rank)
 {
     if (c->kind == TR_BARRIER || c->kind == TR_SEND) return false;
-    return !kinds[c->kind].to_root || c->root == rank;
+    return !tr__kind_of(c->kind)->to_root || c->root == rank;
 }
 
 static tr__range block(const int64_t *counts, const int64_t *offsets, bool in_blocks, int64_t count, int rank)
@@ -65,12 +41,12 @@ static tr__range block(const int64_t *counts, const int64_t *offsets, bool in_bl
 
 tr__range tr__collective_in(const tr_collective *c, int to)
 {
-    return block(c->in_counts, c->in_offsets, kinds[c->kind].in_blocks, c->count, to);
+    return block(c->in_counts, c->in_offsets, tr__kind_of(c->kind)->in_blocks, c->count, to);
 }
 
 tr__range tr__collective_out(const tr_collective *c, int from)
 {
-    return block(c->out_counts, c->out_offsets, kinds[c->kind].out_blocks, c->count, from);
+    return block(c->out_counts, c->out_offsets, tr__kind_of(c->kind)->out_blocks, c->count, from);
 }
 
 int64_t tr__collective_extent(const tr_collective *c, int world_size, bool out)
@@ -290,7 +266,7 @@ tr_status tr__collective_read(const tr_collective *given, int rank, int world_si
     full->size = sizeof *full;
     if ((unsigned)full->kind >= TR_COLLECTIVE_COUNT)
         return tr__fail(TR_UNSUPPORTED, "this library has no collective of kind %d", (int)full->kind);
-    reading r = {full, &kinds[full->kind], tr__kind_name(full->kind), rank, world_size};
+    reading r = {full, tr__kind_of(full->kind), tr__kind_name(full->kind), rank, world_size};
     if (full->timeout_ms < 0)
         return tr__fail(TR_INVALID, "%s: a timeout of %d ms is negative", r.name, full->timeout_ms);
     if (full->timeout_ms == 0) full->timeout_ms = timeout_ms;
@@ -329,7 +305,7 @@ void tr__signature_of(const tr_collective *c, int world_size, uint64_t sequence,
 bool tr__signature_agrees(const tr__signature *a, const tr__signature *b)
 {
     return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->root == b->root && a->tag == b->tag &&
-           a->layout == b->layout && (a->count == b->count || kinds[a->kind].variable);
+           a->layout == b->layout && (a->count == b->count || tr__kind_of(a->kind)->variable);
 }
 
 const char *tr__place_text(const char *file, size_t room)
@@ -344,7 +320,7 @@ const char *tr__place_text(const char *file, size_t room)
 /* "sum of f32[4] to rank 1"; "" for a barrier. */
 static void describe(const tr__signature *s, char *text, size_t bytes)
 {
-    const tr__kind *kind = &kinds[s->kind];
+    const tr__kind *kind = tr__kind_of(s->kind);
     text[0] = 0;
     if (s->kind == TR_BARRIER) return;
     int used = 0;

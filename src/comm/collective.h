@@ -10,24 +10,6 @@
 
 enum { TR__PLACE_TEXT = 64, TR__CALL_TEXT = 192 };
 
-/* ---- Kinds ------------------------------------------------------------------------------------------------------- */
-
-/* What a kind does, so that a backend needs few cases. A buffer "in blocks" has one block for each rank, else it is one
- * block that concerns everyone. */
-typedef struct tr__kind {
-    bool reduces;                /* has an op */
-    bool from_root, to_root;     /* only the root gives, only the root gets */
-    bool in_blocks, out_blocks;
-    bool variable;               /* _V: the arrays say how long blocks are */
-    bool point_to_point;
-} tr__kind;
-
-/* In flight records alone: a thread waits for what another rank does, which the text in the place of the file says. */
-enum { TR__REMOTE_WAIT = TR_COLLECTIVE_COUNT, TR__KINDS };
-
-/* kind is one of the enums'. */
-const tr__kind *tr__kind_of(tr_collective_kind kind);
-
 /* ---- A call ------------------------------------------------------------------------------------------------------ */
 
 /* A checked copy of what the caller gave, whose program may be older or newer than the library: fields without meaning

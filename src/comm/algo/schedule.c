@@ -13,6 +13,25 @@ const char *tr__algorithm_name(tr__algorithm algorithm)
     return (unsigned)algorithm < TR__ALGORITHM_COUNT ? names[algorithm] : "no algorithm";
 }
 
+const tr__kind tr__kinds[TR__KINDS] = {
+    [TR_ALL_REDUCE] = {.reduces = true},
+    [TR_REDUCE] = {.reduces = true, .to_root = true},
+    [TR_BROADCAST] = {.from_root = true},
+    [TR_ALL_GATHER] = {.out_blocks = true},
+    [TR_GATHER] = {.to_root = true, .out_blocks = true},
+    [TR_SCATTER] = {.from_root = true, .in_blocks = true},
+    [TR_REDUCE_SCATTER] = {.reduces = true, .in_blocks = true},
+    [TR_ALL_TO_ALL] = {.in_blocks = true, .out_blocks = true},
+    [TR_ALL_GATHER_V] = {.out_blocks = true, .variable = true},
+    [TR_GATHER_V] = {.to_root = true, .out_blocks = true, .variable = true},
+    [TR_SCATTER_V] = {.from_root = true, .in_blocks = true, .variable = true},
+    [TR_ALL_TO_ALL_V] = {.in_blocks = true, .out_blocks = true, .variable = true},
+    [TR_SEND] = {.point_to_point = true},
+    [TR_RECV] = {.point_to_point = true},
+    [TR_BARRIER] = {0},
+    [TR__REMOTE_WAIT] = {.point_to_point = true},
+};
+
 const char *tr__kind_name(tr_collective_kind kind)
 {
     static const char *const kinds[TR_COLLECTIVE_COUNT] = {
@@ -89,18 +108,17 @@ static tr__walk *const walks[TR_COLLECTIVE_COUNT][TR__ALGORITHM_COUNT] = {
         [TR__DOUBLING] = tr__doubling_all_reduce, [TR__TREE] = tr__tree_all_reduce,
         [TR__DIRECT] = tr__direct_reduction},
     [TR_REDUCE] = {[TR__RING] = tr__ring_reduce, [TR__TREE] = tr__tree_reduce, [TR__DIRECT] = tr__direct_reduction},
-    [TR_BROADCAST] = {[TR__RING] = tr__ring_broadcast, [TR__TREE] = tr__tree_broadcast,
-        [TR__DIRECT] = tr__direct_broadcast},
+    [TR_BROADCAST] = {[TR__RING] = tr__ring_broadcast, [TR__TREE] = tr__tree_broadcast, [TR__DIRECT] = tr__direct_move},
     [TR_ALL_GATHER] = {[TR__RING] = tr__ring_all_gather, [TR__DOUBLING] = tr__doubling_all_gather,
-        [TR__DIRECT] = tr__direct_all_gather},
-    [TR_GATHER] = {[TR__TREE] = tr__tree_gather, [TR__DIRECT] = tr__direct_gather},
-    [TR_SCATTER] = {[TR__TREE] = tr__tree_scatter, [TR__DIRECT] = tr__direct_scatter},
+        [TR__DIRECT] = tr__direct_move},
+    [TR_GATHER] = {[TR__TREE] = tr__tree_gather, [TR__DIRECT] = tr__direct_move},
+    [TR_SCATTER] = {[TR__TREE] = tr__tree_scatter, [TR__DIRECT] = tr__direct_move},
     [TR_REDUCE_SCATTER] = {[TR__RING] = tr__ring_reduce_scatter, [TR__DIRECT] = tr__direct_reduction},
-    [TR_ALL_TO_ALL] = {[TR__DIRECT] = tr__direct_all_to_all},
-    [TR_ALL_GATHER_V] = {[TR__RING] = tr__ring_all_gather, [TR__DIRECT] = tr__direct_all_gather},
-    [TR_GATHER_V] = {[TR__DIRECT] = tr__direct_gather},
-    [TR_SCATTER_V] = {[TR__DIRECT] = tr__direct_scatter},
-    [TR_ALL_TO_ALL_V] = {[TR__DIRECT] = tr__direct_all_to_all},
+    [TR_ALL_TO_ALL] = {[TR__DIRECT] = tr__direct_move},
+    [TR_ALL_GATHER_V] = {[TR__RING] = tr__ring_all_gather, [TR__DIRECT] = tr__direct_move},
+    [TR_GATHER_V] = {[TR__DIRECT] = tr__direct_move},
+    [TR_SCATTER_V] = {[TR__DIRECT] = tr__direct_move},
+    [TR_ALL_TO_ALL_V] = {[TR__DIRECT] = tr__direct_move},
     [TR_BARRIER] = {[TR__DOUBLING] = tr__doubling_barrier},
 };
 

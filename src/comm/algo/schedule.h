@@ -18,6 +18,28 @@
 
 #include <trireme/comm.h>
 
+/* What a kind does, so that a backend needs few cases. A buffer "in blocks" has one block for each rank, else it is one
+ * block that concerns everyone. */
+typedef struct tr__kind {
+    bool reduces;                /* has an op */
+    bool from_root, to_root;     /* only the root gives, only the root gets */
+    bool in_blocks, out_blocks;
+    bool variable;               /* _V: the arrays say how long blocks are */
+    bool point_to_point;
+} tr__kind;
+
+/* In flight records alone: a thread waits for what another rank does, which the text in the place of the file says. */
+enum { TR__REMOTE_WAIT = TR_COLLECTIVE_COUNT, TR__KINDS };
+
+/* kind is one of the enums'. */
+extern const tr__kind tr__kinds[TR__KINDS];
+static inline const tr__kind *tr__kind_of(tr_collective_kind kind)
+{
+    return &tr__kinds[kind];
+}
+/* "all_reduce": of one of the public enum's. */
+const char *tr__kind_name(tr_collective_kind kind);
+
 /* X(NAME, "text"): P ranks, N bytes
  *   ring      each rank talks to its two neighbours; P - 1 steps of N/P bytes, twice for all_reduce. broadcast: a chain
  *   halving   recursive halving, then doubling: 2 log2(P) steps, N bytes each way in all. For all_reduce
@@ -35,8 +57,6 @@ typedef enum tr__algorithm {
 } tr__algorithm;
 
 const char *tr__algorithm_name(tr__algorithm algorithm);
-/* "all_reduce": of one of the enum's. */
-const char *tr__kind_name(tr_collective_kind kind);
 /* -1: there is none of that name. */
 int tr__algorithm_find(const char *name);
 
@@ -136,7 +156,6 @@ tr__step tr__finish_step(tr__part part);
 tr__walk tr__ring_all_reduce, tr__ring_reduce, tr__ring_broadcast, tr__ring_all_gather, tr__ring_reduce_scatter;
 tr__walk tr__halving_all_reduce, tr__doubling_all_reduce, tr__doubling_all_gather, tr__doubling_barrier;
 tr__walk tr__tree_all_reduce, tr__tree_reduce, tr__tree_broadcast, tr__tree_gather, tr__tree_scatter;
-tr__walk tr__direct_reduction, tr__direct_broadcast, tr__direct_all_gather, tr__direct_gather, tr__direct_scatter,
-    tr__direct_all_to_all;
+tr__walk tr__direct_reduction, tr__direct_move;
 
 #endif

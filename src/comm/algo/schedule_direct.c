@@ -120,68 +120,32 @@ void tr__direct_reduction(const tr__schedule *s, tr__cursor *c)
 
 /* ---- Moving ------------------------------------------------------------------------------------------------------ */
 
-void tr__direct_broadcast(const tr__schedule *s, tr__cursor *c)
+/* What we give a rank, and where what it gives us goes. */
+static tr__part part_for(const tr__schedule *s, int to)
 {
-    int64_t k;
-    tr__part in = tr__whole(TR__IN, s->count), out = tr__whole(TR__OUT, s->count);
-    if (s->rank != s->root) {
-        if (tr__run_one(c)) c->step = tr__receive_step(s->root, out);
-        return;
-    }
-    if (tr__run(c, s->world_size - 1, &k)) c->step = tr__send_step(rank_after(s, k), in);
-    if (tr__run_one(c)) c->step = tr__copy_step(in, out);
+    const tr__kind *kind = tr__kind_of(s->kind);
+    if (kind->in_blocks) return (tr__part){TR__IN, tr__in_block(s, to)};
+    return tr__whole(TR__IN, kind->out_blocks ? tr__length(tr__out_block(s, s->rank)) : s->count);
 }
 
-void tr__direct_all_gather(const tr__schedule *s, tr__cursor *c)
+static tr__part part_from(const tr__schedule *s, int from)
 {
-    int64_t k;
-    tr__part own = {TR__OUT, tr__out_block(s, s->rank)};
-    tr__part in = tr__whole(TR__IN, own.range.end - own.range.begin);
-    if (tr__run(c, s->world_size - 1, &k)) {
-        int from = rank_before(s, k);
-        c->step = tr__exchange_step(rank_after(s, k), in, from, (tr__part){TR__OUT, tr__out_block(s, from)});
-    }
-    if (tr__run_one(c)) c->step = tr__copy_step(in, own);
+    const tr__kind *kind = tr__kind_of(s->kind);
+    if (kind->out_blocks) return (tr__part){TR__OUT, tr__out_block(s, from)};
+    return tr__whole(TR__OUT, kind->in_blocks ? tr__length(tr__in_block(s, s->rank)) : s->count);
 }
 
-void tr__direct_gather(const tr__schedule *s, tr__cursor *c)
+/* Where there is a root, the others send to it, or receive from it, and nothing else. */
+void tr__direct_move(const tr__schedule *s, tr__cursor *c)
 {
+    const tr__kind *kind = tr__kind_of(s->kind);
+    bool root = s->rank == s->root, gives = !kind->from_root || root, gets = !kind->to_root || root;
+    bool sends = gives && !(kind->to_root && root), receives = gets && !(kind->from_root && root);
     int64_t k;
-    if (s->rank != s->root) {
-        if (tr__run_one(c)) c->step = tr__send_step(s->root, tr__whole(TR__IN, s->count));
-        return;
+    if (tr__run(c, gives && gets ? s->world_size - 1 : 1, &k)) {
+        int to = kind->to_root ? s->root : rank_after(s, k), from = kind->from_root ? s->root : rank_before(s, k);
+        c->step = !receives ? tr__send_step(to, part_for(s, to)) : !sends ? tr__receive_step(from, part_from(s, from))
+                  : tr__exchange_step(to, part_for(s, to), from, part_from(s, from));
     }
-    if (tr__run(c, s->world_size - 1, &k)) {
-        int from = rank_before(s, k);
-        c->step = tr__receive_step(from, (tr__part){TR__OUT, tr__out_block(s, from)});
-    }
-    tr__part own = {TR__OUT, tr__out_block(s, s->rank)};
-    if (tr__run_one(c)) c->step = tr__copy_step(tr__whole(TR__IN, own.range.end - own.range.begin), own);
-}
-
-void tr__direct_scatter(const tr__schedule *s, tr__cursor *c)
-{
-    int64_t k;
-    if (s->rank != s->root) {
-        if (tr__run_one(c)) c->step = tr__receive_step(s->root, tr__whole(TR__OUT, s->count));
-        return;
-    }
-    if (tr__run(c, s->world_size - 1, &k)) {
-        int to = rank_after(s, k);
-        c->step = tr__send_step(to, (tr__part){TR__IN, tr__in_block(s, to)});
-    }
-    tr__part own = {TR__IN, tr__in_block(s, s->rank)};
-    if (tr__run_one(c)) c->step = tr__copy_step(own, tr__whole(TR__OUT, own.range.end - own.range.begin));
-}
-
-void tr__direct_all_to_all(const tr__schedule *s, tr__cursor *c)
-{
-    int64_t k;
-    if (tr__run(c, s->world_size - 1, &k)) {
-        int to = rank_after(s, k), from = rank_before(s, k);
-        tr__part in = {TR__IN, tr__in_block(s, to)}, out = {TR__OUT, tr__out_block(s, from)};
-        c->step = tr__exchange_step(to, in, from, out);
-    }
-    tr__part own_in = {TR__IN, tr__in_block(s, s->rank)}, own_out = {TR__OUT, tr__out_block(s, s->rank)};
-    if (tr__run_one(c)) c->step = tr__copy_step(own_in, own_out);
+    if (gives && gets && tr__run_one(c)) c->step = tr__copy_step(part_for(s, s->rank), part_from(s, s->rank));
 }
