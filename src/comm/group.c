@@ -11,6 +11,7 @@
 #include "comm/work.h"
 #include "device/capture.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,24 +21,24 @@
 static tr_status run(tr_group *group, const tr_collective *collective, uint64_t record)
 {
     uint64_t sequence = ++group->sequence;
-    record = tr__recorder_start(group->recorder, record, collective, sequence);
+    record = tr__recorder_start(group->member.recorder, record, collective, sequence);
     tr_status status = group->checks ? tr__checks_compare(group->checks, collective, sequence) : TR_OK;
-    if (status == TR_OK) status = group->backend->run(group->state, collective, sequence);
-    tr__recorder_end(group->recorder, record, status);
+    if (status == TR_OK) status = group->member.backend->run(group->state, collective, sequence);
+    tr__recorder_end(group->member.recorder, record, status);
     return status;
 }
 
 /* Breaks the group with this thread's latest failure, which is this rank's own. */
 static void give_up(const tr_group *group)
 {
-    group->backend->give_up(group->state);
+    group->member.backend->give_up(group->state);
     if (group->checks) tr__checks_give_up(group->checks);
 }
 
 /* Are buffers there to be staged? A world of one copies in the host's memory, whatever its backend. */
 static bool stages(const tr_group *group, tr_device device)
 {
-    return device.kind != TR_CPU && (device.kind != group->backend->memory || group->world_size == 1);
+    return device.kind != TR_CPU && (device.kind != group->member.backend->memory || group->member.world_size == 1);
 }
 
 /* Waits for the staged data of a call. The other ranks, which make the same call, must hear of it when there will be none. */
@@ -53,7 +54,7 @@ static tr_status run_staged(tr_group *group, const tr_collective *collective)
 {
     tr_collective staged = *collective;
     tr__staging *staging;
-    tr_status status = tr__staging_begin(&staged, group->rank, group->world_size, &staging);
+    tr_status status = tr__staging_begin(&staged, group->member.rank, group->member.world_size, &staging);
     if (status == TR_OK) status = make_ready(group, staging);
     else give_up(group);
     if (status == TR_OK) status = run(group, &staged, 0);
@@ -103,8 +104,8 @@ static tr_status start_thread(tr_group *group)
 static tr_status enqueue(tr_group *group, tr_work *work)
 {
     TR__TRY(start_thread(group));
-    work->recorder = group->recorder;
-    work->record = tr__recorder_post(group->recorder, &work->collective);
+    work->recorder = group->member.recorder;
+    work->record = tr__recorder_post(group->member.recorder, &work->collective);
     tr__ref(work);
     if (group->last)
         group->last->next = work;
@@ -127,17 +128,17 @@ static tr_status check_group(const tr_group *group)
 /* Under the lock. */
 static tr_status check_open(const tr_group *group)
 {
-    if (group->closed) return tr__fail(TR_STATE, "rank %d has left group '%s'", group->rank, group->name);
+    if (group->closed) return tr__fail(TR_STATE, "rank %d has left group '%s'", group->member.rank, group->name);
     return TR_OK;
 }
 
 static tr_status read_call(const tr_group *group, const tr_collective *collective, tr_work *work)
 {
-    TR__TRY(tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms, &work->collective,
+    TR__TRY(tr__collective_read(collective, group->member.rank, group->member.world_size, group->member.timeout_ms, &work->collective,
         &work->arrays));
-    if (work->collective.peer != TR_ANY_SOURCE || group->backend->any_source) return TR_OK;
+    if (work->collective.peer != TR_ANY_SOURCE || group->member.backend->any_source) return TR_OK;
     return tr__fail(TR_UNSUPPORTED, "recv: the backend '%s' does not receive from TR_ANY_SOURCE, only 'native' does; name the "
-        "rank, by .peer", group->backend->name);
+        "rank, by .peer", group->member.backend->name);
 }
 
 static tr_work *new_work(tr_group *group, const tr_collective *collective)
@@ -146,7 +147,7 @@ static tr_work *new_work(tr_group *group, const tr_collective *collective)
     tr_work *work = tr__object_new(&tr__work_type);
     if (!tr__error_of(work) && read_call(group, collective, work) != TR_OK) tr__object_break(work);
     if (!tr__error_of(work) && stages(group, work->collective.device) &&
-        tr__staging_begin(&work->collective, group->rank, group->world_size, &work->staging) != TR_OK)
+        tr__staging_begin(&work->collective, group->member.rank, group->member.world_size, &work->staging) != TR_OK)
         tr__object_break(work);
     return work;
 }
@@ -159,10 +160,10 @@ static bool is_transfer(const tr_work *work)
 /* Sends and receives do not wait for the group's other work. */
 static void start_transfer(tr_group *group, tr_work *work, bool driven)
 {
-    work->recorder = group->recorder;
-    work->record = tr__recorder_start(group->recorder, 0, &work->collective, 0);
+    work->recorder = group->member.recorder;
+    work->record = tr__recorder_start(group->member.recorder, 0, &work->collective, 0);
     tr_status status = make_ready(group, work->staging);
-    if (status == TR_OK) group->backend->start(group->state, work, driven);
+    if (status == TR_OK) group->member.backend->start(group->state, work, driven);
     else tr__work_finish(work, status);
 }
 
@@ -227,7 +228,7 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
     pthread_mutex_unlock(&group->lock);
     if (status != TR_OK) return status;
     start_transfer(group, work, true);
-    group->backend->drive(group->state, work);
+    group->member.backend->drive(group->state, work);
     return tr_wait(work);
 }
 
@@ -258,7 +259,7 @@ tr_status tr_run_collective(tr_group *group, const tr_collective *collective)
     if (collective && (collective->kind == TR_SEND || collective->kind == TR_RECV)) return transfer(group, collective);
     tr_collective full;
     int64_t *arrays;
-    TR__TRY(tr__collective_read(collective, group->rank, group->world_size, group->timeout_ms, &full, &arrays));
+    TR__TRY(tr__collective_read(collective, group->member.rank, group->member.world_size, group->member.timeout_ms, &full, &arrays));
     tr_status status = run_or_wait(group, collective, &full);
     free(arrays);
     return status;
@@ -271,7 +272,7 @@ static void close_group(tr_group *group, const char *cancel)
 {
     pthread_mutex_lock(&group->lock);
     group->closed = true;
-    if (cancel && (group->running || group->first || group->backend->pending(group->state))) {
+    if (cancel && (group->running || group->first || group->member.backend->pending(group->state))) {
         tr__fail(TR_CANCELLED, "%s", cancel);
         give_up(group);
     }
@@ -286,14 +287,14 @@ static void close_group(tr_group *group, const char *cancel)
     group->has_thread = false;
     pthread_mutex_unlock(&group->lock);
     if (has_thread) pthread_join(group->thread, NULL);
-    group->backend->leave(group->state);
+    group->member.backend->leave(group->state);
     group->state = NULL;
     tr__checks_free(group->checks);
     group->checks = NULL;
-    tr__recorder_close(group->recorder);
-    group->recorder = NULL;
-    tr__unref(group->store);
-    group->store = NULL;
+    tr__recorder_close(group->member.recorder);
+    group->member.recorder = NULL;
+    tr__unref(group->member.store);
+    group->member.store = NULL;
 }
 
 tr_status tr_leave(tr_group *group)
@@ -307,78 +308,65 @@ tr_status tr_leave(tr_group *group)
     return status;
 }
 
+enum { TEXTS = 5 };
+#define TEXTS_OF(g) {&(g)->member.transport, &(g)->member.address, &(g)->member.algorithms, &(g)->job, &(g)->flight_dir}
+
 static void destroy(void *self)
 {
     tr_group *group = self;
     TR__KEEP_ERROR; /* a scope that ends must not change the message of what failed in it */
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
-    free(group->transport);
-    free(group->address);
-    free(group->algorithms);
-    free(group->job);
-    free(group->flight_dir);
-    tr__recorder_close(group->recorder); /* of a join that failed */
-    if (!group->backend) return;
+    tr__recorder_close(group->member.recorder); /* of a join that failed */
+    if (!group->member.backend) return;
+    const char **const texts[TEXTS] = TEXTS_OF(group);
+    for (int i = 0; i < TEXTS; i++) free((char *)*texts[i]);
     pthread_mutex_destroy(&group->lock);
     pthread_cond_destroy(&group->changed);
 }
 
 const tr__type tr__group_type = {.name = "group", .size = sizeof(tr_group), .destroy = destroy};
 
-void tr__group_init(tr_group *group)
+tr_status tr__group_init(tr_group *group, const char *name, const tr__member *member, const char *job, const char *flight_dir)
 {
+    tr__member *m = &group->member;
     pthread_mutex_init(&group->lock, NULL);
     pthread_cond_init(&group->changed, NULL);
+    snprintf(group->name, sizeof group->name, "%s", name);
+    *m = *member;
+    m->group = group->name;
+    m->report_ms = m->report_ms ? m->report_ms : TR__GROUP_REPORT_MS;
+    group->job = job;
+    group->flight_dir = flight_dir;
+    const char **const texts[TEXTS] = TEXTS_OF(group);
+    bool lost = false;
+    for (int i = 0; i < TEXTS; i++) {
+        const char *given = *texts[i];
+        *texts[i] = given ? strdup(given) : NULL;
+        lost |= given && !*texts[i];
+    }
+    if (lost) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its settings", name);
+    return TR_OK;
 }
 
-tr_status tr__group_set(tr_group *group, const char *transport, const char *address, const char *algorithms)
+tr_status tr__group_enter(tr_group *group, tr__member *member, tr__recorder *beside)
 {
-    if (transport) group->transport = strdup(transport);
-    if (address) group->address = strdup(address);
-    if (algorithms) group->algorithms = strdup(algorithms);
-    if ((!transport || group->transport) && (!address || group->address) && (!algorithms || group->algorithms))
-        return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its settings", group->name);
-}
-
-tr_status tr__group_watch(tr_group *group, const char *job, const char *flight_dir, int report_ms)
-{
-    group->report_ms = report_ms ? report_ms : TR__GROUP_REPORT_MS;
-    if (job) group->job = strdup(job);
-    if (flight_dir) group->flight_dir = strdup(flight_dir);
-    if ((!job || group->job) && (!flight_dir || group->flight_dir)) return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its settings", group->name);
-}
-
-/* Opened before the others are met, so that a join that hangs can be seen. */
-static void open_recorder(tr_group *group, tr__recorder *beside)
-{
-    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = group->backend->name,
-        .rank = group->rank, .world_size = group->world_size, .folder = group->flight_dir, .beside = beside};
-    if (group->world_size > 1 && !group->recorder) group->recorder = tr__recorder_open(&options);
-}
-
-tr_status tr__group_enter(tr_group *group, tr_store *store, tr__seat *seat, void **part, tr__recorder *beside,
-    int timeout_ms)
-{
-    tr__member member = {.group = group->name, .rank = group->rank, .world_size = group->world_size,
-        .local_rank = group->local_rank, .device = group->device, .store = store,
-        .seat = seat, .timeout_ms = timeout_ms, .transport = group->transport, .address = group->address,
-        .algorithms = group->algorithms, .report_ms = group->report_ms, .encrypt = group->encrypt,
-        .unexpected_bytes = (uint64_t)group->unexpected_bytes, .part = part};
-    open_recorder(group, beside);
-    member.recorder = group->recorder;
-    TR__TRY(group->backend->join(&member, &group->state));
-    tr_status status = group->check && group->world_size > 1
-                           ? tr__checks_new(&member, group->backend, group->state, &group->checks) : TR_OK;
+    const tr__backend *backend = member->backend;
+    /* Opened before the others are met, so that a join that hangs can be seen. */
+    tr__recorder_options options = {.job = group->job, .group = group->name, .backend = backend->name, .rank = member->rank,
+        .world_size = member->world_size, .folder = group->flight_dir, .beside = beside};
+    if (member->world_size > 1 && !group->member.recorder) group->member.recorder = tr__recorder_open(&options);
+    member->recorder = group->member.recorder;
+    TR__TRY(backend->join(member, &group->state));
+    bool checks = group->check && member->world_size > 1;
+    tr_status status = checks ? tr__checks_new(member, group->state, &group->checks) : TR_OK;
     if (status != TR_OK) {
         TR__KEEP_ERROR;
-        group->backend->leave(group->state);
+        backend->leave(group->state);
         group->state = NULL;
         return status;
     }
-    tr__recorder_joined(group->recorder);
-    group->store = tr__ref(store);
+    tr__recorder_joined(member->recorder);
+    group->member.store = tr__ref(member->store);
     return TR_OK;
 }
 
@@ -410,7 +398,7 @@ int tr__group_series(tr_group *group)
 
 int tr__group_timeout_ms(const tr_group *group)
 {
-    return group->timeout_ms;
+    return group->member.timeout_ms;
 }
 
 /* ---- Questions --------------------------------------------------------------------------------------------------- */
@@ -422,17 +410,17 @@ static bool sound(const tr_group *group)
 
 int tr_rank(const tr_group *group)
 {
-    return sound(group) ? group->rank : 0;
+    return sound(group) ? group->member.rank : 0;
 }
 
 int tr_world_size(const tr_group *group)
 {
-    return sound(group) ? group->world_size : 1;
+    return sound(group) ? group->member.world_size : 1;
 }
 
 int tr_local_rank(const tr_group *group)
 {
-    return sound(group) ? group->local_rank : 0;
+    return sound(group) ? group->member.local_rank : 0;
 }
 
 tr_device tr_group_device(const tr_group *group)

@@ -121,17 +121,20 @@ static tr_status join_once(tr_group *group, tr_store *given, const tr__place *p,
     tr_store *store = given ? given : p->world_size > 1 ? open_store(p, timeout_ms) : NULL;
     *reached = tr_status_of(store) == TR_OK;
     TR__TRY(tr_status_of(store));
-    return tr__group_enter(group, store, NULL, NULL, NULL, timeout_ms);
+    tr__member member = group->member;
+    member.store = store;
+    member.timeout_ms = timeout_ms;
+    return tr__group_enter(group, &member, NULL);
 }
 
 /* Only the native backend's connections are ours to encrypt. */
-static tr_status set_encryption(tr_group *group, const tr_join_options *o, const tr__backend *backend)
+static tr_status choose_encryption(const tr_join_options *o, const tr__backend *backend, bool *encrypt)
 {
     const char *variable = getenv("TRIREME_ENCRYPT");
     bool on = variable && strcmp(variable, "1") == 0, off = !variable || !*variable || strcmp(variable, "0") == 0;
     if (!on && !off) return tr__fail(TR_INVALID, "TRIREME_ENCRYPT=%s is neither 0 nor 1", variable);
-    group->encrypt = o->encrypt || on;
-    if (!group->encrypt || backend == &tr__native_backend) return TR_OK;
+    *encrypt = o->encrypt || on;
+    if (!*encrypt || backend == &tr__native_backend) return TR_OK;
     return tr__fail(TR_UNSUPPORTED, "tr_join: the backend '%s' does not encrypt what ranks send each other; go without "
         ".encrypt and TRIREME_ENCRYPT, or use 'native'", backend->name);
 }
@@ -140,9 +143,9 @@ static tr_status set_encryption(tr_group *group, const tr_join_options *o, const
  * next one is on its way; unless rank 0 is gone, or has given up. */
 static tr_status join(tr_group *group, tr_store *given, const tr__place *p)
 {
-    int64_t deadline = tr__now_ns() + (int64_t)group->timeout_ms * 1000000;
+    int64_t deadline = tr__now_ns() + (int64_t)group->member.timeout_ms * 1000000;
     tr__error *lost = NULL;
-    for (int64_t left = group->timeout_ms;;) {
+    for (int64_t left = group->member.timeout_ms;;) {
         bool reached;
         tr_status status = join_once(group, given, p, (int)left, &reached);
         left = (deadline - tr__now_ns()) / 1000000;
@@ -162,16 +165,6 @@ static tr_status join(tr_group *group, tr_store *given, const tr__place *p)
         tr__error_unref(lost);
         return status;
     }
-}
-
-/* A job without a name is known by where its ranks meet, if that is an address. */
-static tr_status watch(tr_group *group, const tr_join_options *o, const tr__place *p)
-{
-    char address[sizeof p->host + 16];
-    const char *job = getenv("TRIREME_JOB"), *folder = o->flight_dir ? o->flight_dir : getenv("TRIREME_FLIGHT_DIR");
-    snprintf(address, sizeof address, "%s:%d", p->host, p->port);
-    if (!job || !*job) job = p->host[0] ? address : NULL;
-    return tr__group_watch(group, job, folder, o->report_ms);
 }
 
 static tr_status choose_timeout(const tr_join_options *o, int *timeout_ms)
@@ -202,21 +195,20 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
     int timeout_ms = 0;
     TR__TRY(choose_timeout(o, &timeout_ms));
     TR__TRY(find_place(o, backend, timeout_ms, p));
-    tr__group_init(group);
-    group->backend = backend;
-    group->check = !backend->signs && (o->check || tr__check_asks("1"));
-    TR__TRY(set_encryption(group, o, backend));
-    strcpy(group->name, name);
-    group->rank = p->rank;
-    group->world_size = p->world_size;
-    group->local_rank = p->local_rank < 0 ? p->rank : p->local_rank;
-    group->device = o->device;
-    group->timeout_ms = timeout_ms;
-    group->unexpected_bytes = o->unexpected_bytes ? o->unexpected_bytes : TR__GROUP_UNEXPECTED;
-    TR__TRY(watch(group, o, p));
-    char *algorithms;
+    tr__member member = {.backend = backend, .rank = p->rank, .world_size = p->world_size, .device = o->device,
+        .local_rank = p->local_rank < 0 ? p->rank : p->local_rank, .timeout_ms = timeout_ms, .report_ms = o->report_ms,
+        .transport = p->transport, .address = p->address,
+        .unexpected_bytes = o->unexpected_bytes ? o->unexpected_bytes : TR__GROUP_UNEXPECTED};
+    TR__TRY(choose_encryption(o, backend, &member.encrypt));
+    /* A job without a name is known by where its ranks meet, if that is an address. */
+    char address[sizeof p->host + 16], *algorithms;
+    const char *job = getenv("TRIREME_JOB"), *folder = o->flight_dir ? o->flight_dir : getenv("TRIREME_FLIGHT_DIR");
+    snprintf(address, sizeof address, "%s:%d", p->host, p->port);
+    if (!job || !*job) job = p->host[0] ? address : NULL;
     TR__TRY(tr__algorithms_text(o->algorithms, &algorithms));
-    tr_status status = tr__group_set(group, p->transport, p->address, algorithms);
+    member.algorithms = algorithms;
+    group->check = !backend->signs && (o->check || tr__check_asks("1"));
+    tr_status status = tr__group_init(group, name, &member, job, folder);
     free(algorithms);
     return status;
 }

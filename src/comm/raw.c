@@ -77,7 +77,7 @@ tr_status tr__raw_wire(const tr_group *group, int rank, tr__wire **wire)
 {
     transports t = of(group);
     if (!t.tcp) return tr__fail(TR_INTERNAL, "group '%s': rank %d is on this host", group->name, rank);
-    return tr__tcp_await_wire(t.tcp, rank, TR__DATA_CHANNEL, group->timeout_ms, wire);
+    return tr__tcp_await_wire(t.tcp, rank, TR__DATA_CHANNEL, group->member.timeout_ms, wire);
 }
 
 tr__tls_key *tr__raw_key(const tr_group *group)
@@ -100,8 +100,8 @@ char *tr__raw_name(const tr_group *group, int rank, char text[128])
 
 tr__recorder *tr__raw_recorder(const tr_group *group)
 {
-    tr__recorder_is_rpc(group->recorder);
-    return group->recorder;
+    tr__recorder_is_rpc(group->member.recorder);
+    return group->member.recorder;
 }
 
 bool tr__raw_crowded(const tr_group *group)

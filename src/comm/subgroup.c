@@ -28,6 +28,7 @@ _Static_assert(sizeof(choice) == TR__SHM_TINY, "it travels in the cache line of 
 typedef struct making {
     tr_group *parent;
     tr_group *made;
+    char name[TR__GROUP_NAME];
     choice mine, *all;     /* all: [world]; then */
     tr__shm_place *blocks; /* [world]: the ranks' control blocks */
     tr__seat seat;
@@ -57,7 +58,7 @@ static tr_status draw_word(uint64_t *word)
 static tr_status tell_all(making *m)
 {
     TR__TRY(tr_all_gather(m->parent, &m->mine, m->all, sizeof m->mine / sizeof m->mine.key, .dtype = TR_I64));
-    for (int rank = 0; rank < m->parent->world_size; rank++) m->blocks[rank] = m->all[rank].block;
+    for (int rank = 0; rank < m->parent->member.world_size; rank++) m->blocks[rank] = m->all[rank].block;
     return TR_OK;
 }
 
@@ -65,7 +66,7 @@ static tr_status tell_all(making *m)
 static tr_status check_all(const making *m)
 {
     const char *group = m->parent->name;
-    for (int rank = 0; rank < m->parent->world_size; rank++) {
+    for (int rank = 0; rank < m->parent->member.world_size; rank++) {
         const choice *c = &m->all[rank], *first = &m->all[0];
         if (c->kind == FAILED_CALL)
             return tr__fail(TR_PEER, "group '%s': rank %d could not make its part of a group; its own error says why", group, rank);
@@ -84,7 +85,7 @@ static tr_status check_all(const making *m)
 /* The ranks of our color, by key and then by their rank. */
 static void find_members(making *m)
 {
-    for (int rank = 0; rank < m->parent->world_size; rank++) {
+    for (int rank = 0; rank < m->parent->member.world_size; rank++) {
         if (m->all[rank].color != m->mine.color) continue;
         int at = m->member_count++;
         for (; at > 0 && m->all[m->members[at - 1]].key > m->all[rank].key; at--) m->members[at] = m->members[at - 1];
@@ -102,7 +103,7 @@ static int index_of(const int *ranks, int count, int rank)
 static tr_status check_list(const making *m)
 {
     const char *group = m->parent->name;
-    int world = m->parent->world_size;
+    int world = m->parent->member.world_size;
     if (!m->list || m->list_count < 1 || m->list_count > world)
         return tr__fail(TR_INVALID, "group '%s': tr_group_new() takes 1 … %d ranks, not %d", group, world,
             m->list ? m->list_count : 0);
@@ -136,7 +137,7 @@ static uint64_t number_of(const making *m)
 /* Before the others can know of the group, so that nothing they say to it comes too early. */
 static tr_status prepare(making *m)
 {
-    int rank = m->parent->rank;
+    int rank = m->parent->member.rank;
     bool member = m->list ? index_of(m->list, m->list_count, rank) >= 0 : m->mine.color >= 0;
     if (!m->seat.parent) return rank == 0 ? draw_word(&m->mine.block.segment) : TR_OK;
     return member ? tr__native_prepare(&m->seat, number_of(m), &m->mine.block) : TR_OK;
@@ -152,33 +153,36 @@ static void name_it(making *m)
     int number = ++m->parent->subgroups;
     pthread_mutex_unlock(&m->parent->lock);
     if (m->mine.kind == SPLIT_CALL) snprintf(color, sizeof color, "-%d", m->mine.color);
-    snprintf(m->made->name, sizeof m->made->name, "%.28s.%d%s", m->parent->name, number, color);
+    snprintf(m->name, sizeof m->name, "%.28s.%d%s", m->parent->name, number, color);
 }
 
 static tr_status meet(making *m)
 {
     TR_SCOPE;
     tr_group *made = m->made, *parent = m->parent;
-    made->rank = index_of(m->members, m->member_count, parent->rank);
-    made->world_size = m->member_count;
-    made->local_rank = parent->local_rank;
-    made->device = parent->device;
-    made->timeout_ms = parent->timeout_ms;
-    made->unexpected_bytes = parent->unexpected_bytes;
-    tr__group_init(made);
-    made->backend = m->backend ? m->backend : parent->backend;
+    tr__member member = parent->member;
+    member.rank = index_of(m->members, m->member_count, member.rank);
+    member.world_size = m->member_count;
+    member.recorder = NULL;
+    member.store = NULL;
+    if (m->backend) {
+        member.backend = m->backend;
+        member.encrypt = false; /* a twin's bare connections are encrypted by who uses them */
+    }
     made->check = parent->check && !m->backend;
-    made->encrypt = parent->encrypt && !m->backend; /* a twin's bare connections are encrypted by who uses them */
-    TR__TRY(tr__group_set(made, parent->transport, parent->address, parent->algorithms));
-    TR__TRY(tr__group_watch(made, parent->job, parent->flight_dir, parent->report_ms));
-    if (m->seat.shm || m->seat.tcp) return tr__group_enter(made, NULL, &m->seat, NULL, parent->recorder, made->timeout_ms);
-
-    char prefix[64];
-    int color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
-    snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%d", m->all[0].block.segment, color);
-    tr_store *store = made->world_size > 1 ? tr_store_prefix(parent->store, prefix) : NULL;
-    TR__TRY(tr_status_of(store));
-    return tr__group_enter(made, store, NULL, &m->part, parent->recorder, made->timeout_ms);
+    TR__TRY(tr__group_init(made, m->name, &member, parent->job, parent->flight_dir));
+    member = made->member;
+    if (m->seat.shm || m->seat.tcp) {
+        member.seat = &m->seat;
+    } else if (member.world_size > 1) {
+        char prefix[64];
+        int color = m->mine.kind == SPLIT_CALL ? m->mine.color : 0;
+        snprintf(prefix, sizeof prefix, "sub/%016" PRIx64 "/%d", m->all[0].block.segment, color);
+        member.store = tr_store_prefix(parent->member.store, prefix);
+        TR__TRY(tr_status_of(member.store));
+    }
+    member.part = &m->part;
+    return tr__group_enter(made, &member, parent->member.recorder);
 }
 
 /* Has the parent's backend divide what it has among the sub-groups of several ranks. All ranks of the parent come here. */
@@ -186,9 +190,9 @@ static tr_status divide(making *m, bool member)
 {
     const tr_group *parent = m->parent;
     int color = !member || m->member_count == 1 ? -1 : m->list ? 0 : m->mine.color;
-    if (m->backend || !parent->backend->split) return TR_OK;
-    int key = index_of(m->members, m->member_count, parent->rank);
-    return parent->backend->split(parent->state, color, key > 0 ? key : 0, parent->timeout_ms, &m->part);
+    if (m->backend || !parent->member.backend->split) return TR_OK;
+    int key = index_of(m->members, m->member_count, parent->member.rank);
+    return parent->member.backend->split(parent->state, color, key > 0 ? key : 0, parent->member.timeout_ms, &m->part);
 }
 
 /* The ranks' part in the call: alike on all of them, as all see the same. *member: this rank is one. */
@@ -215,15 +219,15 @@ static tr_status agree(making *m, bool *member)
     } else if (m->mine.color >= 0) {
         find_members(m);
     }
-    *member = index_of(m->members, m->member_count, m->parent->rank) >= 0;
+    *member = index_of(m->members, m->member_count, m->parent->member.rank) >= 0;
     return TR_OK;
 }
 
 /* Every rank of the parent comes here; none of them may stay away once the others can be waiting. */
 static tr_status make(making *m, bool *member)
 {
-    size_t world = (size_t)m->parent->world_size;
-    bool native = m->parent->backend == &tr__native_backend && (!m->backend || m->backend == &tr__native_backend);
+    size_t world = (size_t)m->parent->member.world_size;
+    bool native = m->parent->member.backend == &tr__native_backend && (!m->backend || m->backend == &tr__native_backend);
     m->seat.parent = native && world > 1 ? m->parent->state : NULL; /* else its endpoints cannot be used */
     m->all = calloc(1, world * (sizeof *m->all + sizeof *m->blocks));
     m->members = calloc(world, sizeof *m->members);
@@ -236,7 +240,7 @@ static tr_status make(making *m, bool *member)
     if (alone) tr__native_drop(&m->seat);
     if (status == TR_OK) status = divide(m, *member);
     if (status == TR_OK && *member) status = meet(m);
-    if (m->part) m->parent->backend->drop_part(m->parent->state, m->part); /* nobody took it */
+    if (m->part) m->parent->member.backend->drop_part(m->parent->state, m->part); /* nobody took it */
     tr__native_abandon(&m->seat); /* what was not taken over */
     return status;
 }

@@ -13,17 +13,18 @@
 typedef struct tr__backend tr__backend;
 typedef struct tr__seat tr__seat;
 typedef struct tr__member {
+    const tr__backend *backend;
     const char *group; /* its name */
     int rank, world_size, local_rank;
     tr_device device;  /* as in tr_join_options */
-    tr_store *store;   /* NULL when world_size is 1, or with a seat */
+    tr_store *store;   /* where the ranks meet, and kept because rank 0 may serve it; NULL when world_size is 1, or with a seat */
     tr__seat *seat;    /* of the native backend, in a group within another: they have met there; NULL: they have not */
     int timeout_ms;
     int report_ms;     /* after which a wait is told to the log function */
     tr__recorder *recorder; /* is to be told whom this rank waits for; NULL in a world of one */
-    const char *transport, *address, *algorithms; /* as in tr_join_options; during join only */
+    const char *transport, *address, *algorithms; /* as in tr_join_options; NULL: not given */
     bool encrypt;           /* connections to other hosts go through TLS */
-    uint64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
+    int64_t unexpected_bytes; /* of messages to a rank, at most, that it has not asked for */
     void **part; /* what split() gave this rank in the group around this one: join() may take it, and then sets it to NULL.
                     NULL: there is nothing */
 } tr__member;
@@ -51,6 +52,7 @@ struct tr__backend {
     void (*drop_part)(void *state, void *part);
     /* Says goodbye and frees the state. No run is under way. */
     void (*leave)(void *state);
+    const struct tr__polled_type *polled; /* of a backend that tr__polled_join() joins, else NULL */
     bool signs; /* finds by itself that ranks make different calls */
     bool any_source; /* receives from TR_ANY_SOURCE */
     tr_device_kind memory; /* whose buffers it takes, beside the host's; TR_CPU: no others, the group stages them */

@@ -11,7 +11,6 @@ enum { NAME = 96 };
 
 struct tr__checks {
     tr__member member;
-    const tr__backend *backend;
     void *state;          /* of the backend */
     void *beside;         /* state of the native group that carries the signatures; NULL: the backend does */
     char name[NAME];      /* of that group */
@@ -27,7 +26,7 @@ static tr_status exchange(tr__checks *k, const tr_collective *c, const void *in,
     tr_collective gather = {.size = sizeof gather, .kind = TR_ALL_GATHER, .in = in, .out = out, .count = (int64_t)bytes,
         .dtype = TR_U8, .timeout_ms = c->timeout_ms, .file = c->file, .line = c->line};
     tr_status status = k->beside ? tr__native_backend.run(k->beside, &gather, ++k->exchanges)
-                                 : k->backend->run(k->state, &gather, sequence);
+                                 : k->member.backend->run(k->state, &gather, sequence);
     if (status == TR_OK) return TR_OK;
     char text[TR__CALL_TEXT];
     return tr__fail_context(status, "%s, comparing the ranks' calls", tr__collective_text(c, k->member.world_size, sequence, text));
@@ -76,7 +75,7 @@ tr_status tr__checks_compare(tr__checks *k, const tr_collective *c, uint64_t seq
 {
     tr_status status = compare_calls(k, c, sequence);
     if (status == TR_OK && tr__kind_of(c->kind)->variable && c->kind != TR_ALL_GATHER_V) status = compare_blocks(k, c, sequence);
-    if (status == TR_MISMATCH || (status != TR_OK && k->beside)) k->backend->give_up(k->state);
+    if (status == TR_MISMATCH || (status != TR_OK && k->beside)) k->member.backend->give_up(k->state);
     return status;
 }
 
@@ -84,18 +83,19 @@ tr_status tr__checks_compare(tr__checks *k, const tr_collective *c, uint64_t seq
 static tr_status join_beside(tr__checks *k)
 {
     tr__member beside = k->member;
-    if (k->backend->memory == TR_CPU) return TR_OK;
+    if (k->member.backend->memory == TR_CPU) return TR_OK;
     snprintf(k->name, sizeof k->name, "%s+calls", k->member.group);
+    beside.backend = &tr__native_backend;
     beside.group = k->name;
     beside.transport = beside.algorithms = NULL;
     return tr__native_backend.join(&beside, &k->beside);
 }
 
-tr_status tr__checks_new(const tr__member *member, const tr__backend *backend, void *state, tr__checks **made)
+tr_status tr__checks_new(const tr__member *member, void *state, tr__checks **made)
 {
     size_t world = (size_t)member->world_size;
     tr__checks *k = calloc(1, sizeof *k);
-    if (k) *k = (tr__checks){.member = *member, .backend = backend, .state = state};
+    if (k) *k = (tr__checks){.member = *member, .state = state};
     if (k) k->calls = calloc(world, sizeof *k->calls);
     if (k) k->counts = calloc(world * 2 * world, sizeof *k->counts);
     tr_status status = k && k->calls && k->counts

@@ -14,8 +14,8 @@
 
 typedef struct tr__checks tr__checks;
 
-/* Of a group of several ranks that has joined over a backend, with this state. */
-tr_status tr__checks_new(const tr__member *member, const tr__backend *backend, void *state, tr__checks **made);
+/* Of a group of several ranks that has joined, with this state of its backend. */
+tr_status tr__checks_new(const tr__member *member, void *state, tr__checks **made);
 /* Before each collective. What fails breaks the group. */
 tr_status tr__checks_compare(tr__checks *k, const tr_collective *c, uint64_t sequence);
 /* The group is given up with this thread's latest failure. */

@@ -141,9 +141,4 @@ static const tr__polled_type type = {
     .close = close_group,
 };
 
-static tr_status join_group(const tr__member *member, void **state)
-{
-    return tr__polled_join(&type, member, state);
-}
-
-const tr__backend tr__mpi_backend = {.name = "mpi", .join = join_group, TR__POLLED_FUNCTIONS};
+const tr__backend tr__mpi_backend = {.name = "mpi", .polled = &type, TR__POLLED_FUNCTIONS};

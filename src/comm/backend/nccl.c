@@ -502,10 +502,5 @@ static const tr__polled_type type = {
     .close = close_group,
 };
 
-static tr_status join_group(const tr__member *member, void **state)
-{
-    return tr__polled_join(&type, member, state);
-}
-
-const tr__backend tr__nccl_backend = {.name = "nccl", .join = join_group, .memory = TR_CUDA, .split = split,
+const tr__backend tr__nccl_backend = {.name = "nccl", .polled = &type, .memory = TR_CUDA, .split = split,
     .drop_part = drop_part, TR__POLLED_FUNCTIONS};

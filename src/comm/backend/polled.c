@@ -354,8 +354,9 @@ static void close_state(tr__polled *p)
     free(p);
 }
 
-tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member, void **state)
+tr_status tr__polled_join(const tr__member *member, void **state)
 {
+    const tr__polled_type *type = member->backend->polled;
     tr__polled *p = calloc(1, type->state_bytes);
     if (!p) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
     p->type = type;

@@ -3,7 +3,7 @@
  * done (MPI, NCCL): joining and leaving, how a group breaks, how long to rest between two looks, and sends and receives,
  * which move beside the collectives.
  *
- * Such a backend's state begins with a tr__polled, and its tr__backend consists of the functions below.
+ * Such a backend's state begins with a tr__polled, and its tr__backend consists of the functions below and its tr__polled_type.
  */
 #ifndef TR_COMM_BACKEND_POLLED_H
 #define TR_COMM_BACKEND_POLLED_H
@@ -82,15 +82,15 @@ void tr__polled_end(tr__polled *p, tr__transfer *t, tr_status status);
 
 /* ---- The functions of tr__backend -------------------------------------------------------------------------------- */
 
-tr_status tr__polled_join(const tr__polled_type *type, const tr__member *member, void **state);
+tr_status tr__polled_join(const tr__member *member, void **state);
 tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence);
 void tr__polled_start(void *state, tr_work *work, bool driven);
 void tr__polled_drive(void *state, const tr_work *work); /* NULL: until all are done */
 bool tr__polled_pending(void *state);
 void tr__polled_give_up(void *state);
 void tr__polled_leave(void *state);
-#define TR__POLLED_FUNCTIONS                                                                                    \
-    .run = tr__polled_run, .start = tr__polled_start, .drive = tr__polled_drive, .pending = tr__polled_pending, \
-    .give_up = tr__polled_give_up, .leave = tr__polled_leave
+#define TR__POLLED_FUNCTIONS                                                                                     \
+    .join = tr__polled_join, .run = tr__polled_run, .start = tr__polled_start, .drive = tr__polled_drive,        \
+    .pending = tr__polled_pending, .give_up = tr__polled_give_up, .leave = tr__polled_leave
 
 #endif

@@ -431,7 +431,7 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
     if (!p) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", member->group);
     *p = (tr__p2p){.group = member->group, .rank = member->rank, .world_size = member->world_size, .told = -1,
         .failure = failure, .shm = shm, .tcp = tcp, .report_ms = member->report_ms, .recorder = member->recorder,
-        .limit = member->unexpected_bytes};
+        .limit = (uint64_t)member->unexpected_bytes};
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wanted, NULL);
     p->peers = calloc(world + 1, sizeof *p->peers);
