@@ -106,24 +106,27 @@ static char *rank_key(const tr__rendezvous *r, int rank, char key[KEY])
     return key;
 }
 
-static char *record_key(const tr__rendezvous *r, int rank, char key[KEY])
+/* Of this generation, and of a rank in it (-1: of none). */
+static char *key_of(const tr__rendezvous *r, const char *what, int rank, char key[KEY])
 {
-    snprintf(key, KEY, "group/%s/endpoint/%ld/%d", r->member->group, r->generation, rank);
+    int used = snprintf(key, KEY, "group/%s/%s/%ld", r->member->group, what, r->generation);
+    if (rank >= 0) snprintf(key + used, KEY - (size_t)used, "/%d", rank);
     return key;
 }
 
-static char *used_key(const tr__rendezvous *r, char key[KEY])
+/* Puts a text in place of `old` (NULL: of nothing). *held gets what stands in the store then, to be freed. */
+static tr_status swap(const tr__rendezvous *r, const char *key, const char *old, const char *by, int timeout_ms, char **held)
 {
-    snprintf(key, KEY, "group/%s/used/%ld", r->member->group, r->generation);
-    return key;
+    size_t bytes;
+    *held = NULL;
+    return tr__store_compare_set(r->member->store, key, old, old ? strlen(old) : 0, by, strlen(by), timeout_ms, (void **)held,
+        &bytes);
 }
 
 static tr_status mark_used(tr__rendezvous *r, int timeout_ms)
 {
-    char key[KEY];
-    void *held = NULL;
-    size_t bytes;
-    tr_status status = tr__store_compare_set(r->member->store, used_key(r, key), NULL, 0, "", 0, timeout_ms, &held, &bytes);
+    char key[KEY], *held;
+    tr_status status = swap(r, key_of(r, "used", -1, key), NULL, "", timeout_ms, &held);
     free(held);
     return status;
 }
@@ -137,7 +140,7 @@ tr_status tr__rendezvous_use(tr__rendezvous *r)
 static tr_status skip_used(tr__rendezvous *r)
 {
     for (char key[KEY];; r->generation++) {
-        const char *asked = used_key(r, key);
+        const char *asked = key_of(r, "used", -1, key);
         tr__store_value value;
         tr_status status = tr__store_gather(r->member->store, &asked, 1, 0, &value);
         if (status == TR_TIMEOUT) return TR_OK; /* it is not there */
@@ -150,12 +153,10 @@ static tr_status skip_used(tr__rendezvous *r)
 static tr_status try_register(tr__rendezvous *r, const tr__endpoint_record *mine, const char *expected, char **held)
 {
     char word[17], key[KEY];
-    size_t bytes;
     TR__TRY(tr__random_text(word, sizeof word));
     snprintf(r->registration, sizeof r->registration, "%ld joined %s %ld %s %lu %s", r->generation, word, mine->pid, mine->host,
         mine->pid_space, mine->machine);
-    return tr_store_compare_set(r->member->store, rank_key(r, r->member->rank, key), expected, expected ? strlen(expected) : 0,
-                                r->registration, strlen(r->registration), (void **)held, &bytes);
+    return swap(r, rank_key(r, r->member->rank, key), expected, r->registration, r->member->store->timeout_ms, held);
 }
 
 /* Another process is registered. Fails, or sets the generation that may follow it: a process that can be seen to have ended without
@@ -205,9 +206,8 @@ tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, c
 static bool replace(tr__rendezvous *r, const char *key, const char *old, const char *by)
 {
     TR__KEEP_ERROR;
-    void *held = NULL;
-    size_t bytes;
-    tr_status status = tr__store_compare_set(r->member->store, key, old, strlen(old), by, strlen(by), WITHDRAW_MS, &held, &bytes);
+    char *held;
+    tr_status status = swap(r, key, old, by, WITHDRAW_MS, &held);
     free(held);
     return status == TR_OK;
 }
@@ -217,7 +217,7 @@ void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why)
 {
     char key[KEY];
     if (!r->record[0] || why == TR_MISMATCH || why == TR_UNSUPPORTED) return;
-    if (!replace(r, record_key(r, r->member->rank, key), r->record, "")) r->registration[0] = 0;
+    if (!replace(r, key_of(r, "endpoint", r->member->rank, key), r->record, "")) r->registration[0] = 0;
 }
 
 void tr__rendezvous_withdraw(tr__rendezvous *r)
@@ -237,7 +237,7 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__endpoint_record *m
     int length = snprintf(r->record, sizeof r->record, RECORD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64),
         tr_version(), mine->rank, mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
         mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table, mine->tls);
-    return tr_store_set(r->member->store, record_key(r, mine->rank, key), r->record, (size_t)length);
+    return tr_store_set(r->member->store, key_of(r, "endpoint", mine->rank, key), r->record, (size_t)length);
 }
 
 static tr_status check_record(const tr__rendezvous *r, int rank, const tr__endpoint_record *record)
@@ -250,25 +250,28 @@ static tr_status check_record(const tr__rendezvous *r, int rank, const tr__endpo
     return TR_OK;
 }
 
-/* Records that have not come yet. */
+/* Records that have not come yet, and what is needed to ask for AT_ONCE of them. */
 typedef struct search {
     int *ranks, count;
     bool *gone; /* of all ranks: has withdrawn its record, after a join that failed; another will follow */
+    char (*texts)[KEY];
+    const char **keys;
+    tr__store_value *values;
 } search;
 
 /* Takes the records that have come; the ranks of the others stay. */
-static tr_status take_records(tr__rendezvous *r, search *s, int from, int count, const tr__store_value *texts,
-    tr__endpoint_record *records)
+static tr_status take_records(tr__rendezvous *r, search *s, int from, int count, tr__endpoint_record *records)
 {
     for (int i = 0; i < count; i++) {
         int rank = s->ranks[from + i];
-        s->gone[rank] = texts[i].data && texts[i].bytes == 0;
-        if (texts[i].bytes == 0) {
+        const tr__store_value *text = &s->values[i];
+        s->gone[rank] = text->data && text->bytes == 0;
+        if (text->bytes == 0) {
             s->ranks[s->count++] = rank; /* which overtakes no rank that is yet to be read */
             continue;
         }
-        TR__TRY(check_version(r, rank, texts[i].data));
-        TR__TRY(tr__endpoint_record_read(texts[i].data, &records[rank]));
+        TR__TRY(check_version(r, rank, text->data));
+        TR__TRY(tr__endpoint_record_read(text->data, &records[rank]));
         TR__TRY(check_record(r, rank, &records[rank]));
         tr__recorder_peer(r->member->recorder, rank, records[rank].pid, records[rank].host);
     }
@@ -278,21 +281,11 @@ static tr_status take_records(tr__rendezvous *r, search *s, int from, int count,
 /* One request, which is answered when all of the records are there, and after wait_ms with those that are. */
 static tr_status gather_records(tr__rendezvous *r, search *s, int from, int count, int wait_ms, tr__endpoint_record *records)
 {
-    char(*texts)[KEY] = malloc((size_t)count * sizeof *texts);
-    const char **keys = calloc((size_t)count, sizeof *keys);
-    tr__store_value *values = calloc((size_t)count, sizeof *values);
-    tr_status status = TR_OK;
-    if (!texts || !keys || !values)
-        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d endpoint records", r->member->group, count);
-    for (int i = 0; i < count && status == TR_OK; i++) keys[i] = record_key(r, s->ranks[from + i], texts[i]);
-    if (status == TR_OK) status = tr__store_gather(r->member->store, keys, count, wait_ms, values);
-    if (status == TR_OK || status == TR_TIMEOUT) {
-        status = take_records(r, s, from, count, values, records);
-        tr__store_values_free(values, count);
-    }
-    free(values);
-    free(keys);
-    free(texts);
+    for (int i = 0; i < count; i++) s->keys[i] = key_of(r, "endpoint", s->ranks[from + i], s->texts[i]);
+    tr_status status = tr__store_gather(r->member->store, s->keys, count, wait_ms, s->values);
+    if (status != TR_OK && status != TR_TIMEOUT) return status;
+    status = take_records(r, s, from, count, records);
+    tr__store_values_free(s->values, count);
     return status;
 }
 
@@ -304,13 +297,6 @@ int tr__rendezvous_rest_ms(const tr__rendezvous *r)
 }
 
 /* ---- Deaths ------------------------------------------------------------------------------------------------------ */
-
-/* what: "died", "late" */
-static char *news_key(const tr__rendezvous *r, const char *what, char key[KEY])
-{
-    snprintf(key, KEY, "group/%s/%s/%ld", r->member->group, what, r->generation);
-    return key;
-}
 
 /* The values of some keys as they are now, to be freed. False: the store does not answer; then it is not asked for a while. */
 static bool peek(tr__rendezvous *r, const char *const *keys, int count, tr__store_value *values)
@@ -331,7 +317,7 @@ typedef enum standing { IN, OUT, UNKNOWN } standing;
 static standing standing_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
     char keys[2][KEY], state[16] = "";
-    const char *both[] = {record_key(r, its->rank, keys[0]), rank_key(r, its->rank, keys[1])};
+    const char *both[] = {key_of(r, "endpoint", its->rank, keys[0]), rank_key(r, its->rank, keys[1])};
     tr__store_value values[2];
     if (!peek(r, both, 2, values)) return UNKNOWN;
     const char *record = values[0].data, *holder = values[1].data;
@@ -354,15 +340,19 @@ tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__endpoint_record *rec
     return died(r, &records[rank]);
 }
 
+static tr_status did_not_come(const tr__rendezvous *r, const tr__endpoint_record *record)
+{
+    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
+        record->rank, record->pid, record->host);
+}
+
 /* Puts a rank and its cookie in place of what is there. The store gets little time: who tells waits for somebody, too. */
 static tr_status put(tr__rendezvous *r, const char *key, int rank, const char *cookie)
 {
-    char text[16 + TR__COOKIE_TEXT];
-    size_t length = (size_t)snprintf(text, sizeof text, "%d %s", rank, cookie), bytes;
-    void *held = NULL, *now = NULL;
-    tr_status status = tr__store_compare_set(r->member->store, key, NULL, 0, text, length, WITHDRAW_MS, &held, &bytes);
-    if (status == TR_OK && held && strcmp(held, text) != 0)
-        status = tr__store_compare_set(r->member->store, key, held, bytes, text, length, WITHDRAW_MS, &now, &bytes);
+    char text[16 + TR__COOKIE_TEXT], *held, *now = NULL;
+    snprintf(text, sizeof text, "%d %s", rank, cookie);
+    tr_status status = swap(r, key, NULL, text, WITHDRAW_MS, &held);
+    if (status == TR_OK && held && strcmp(held, text) != 0) status = swap(r, key, held, text, WITHDRAW_MS, &now);
     free(held);
     free(now);
     return status;
@@ -372,7 +362,7 @@ static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record 
 {
     TR__KEEP_ERROR; /* without the store they find out at the deadline */
     char key[KEY];
-    (void)!put(r, news_key(r, what, key), record->rank, record->cookie);
+    (void)!put(r, key_of(r, what, -1, key), record->rank, record->cookie);
     if (record->rank == r->dead) (void)!mark_used(r, WITHDRAW_MS); /* its record stays, and nobody is to wait for it again */
 }
 
@@ -382,13 +372,13 @@ static bool told(tr__rendezvous *r, const char *what, tr__endpoint_record *recor
 {
     char keys[2][KEY], cookie[TR__COOKIE_TEXT];
     /* The mark first: whoever tells of a death sets it last, and some stores are asked for one key after the other. */
-    const char *asked[] = {used_key(r, keys[0]), news_key(r, what, keys[1])};
+    const char *asked[] = {key_of(r, "used", -1, keys[0]), key_of(r, what, -1, keys[1])};
     int rank = -1;
     tr__store_value news[2], text = {0};
     bool known = peek(r, asked, 2, news);
     if (known && news[0].data) r->used = true;
     known = known && news[1].data && sscanf(news[1].data, "%d %32s", &rank, cookie) == 2;
-    if (known) asked[0] = record_key(r, rank, keys[0]);
+    if (known) asked[0] = key_of(r, "endpoint", rank, keys[0]);
     if (known) known = peek(r, asked, 1, &text) && text.data && strstr(text.data, cookie);
     known = known && tr__endpoint_record_read(text.data, record) == TR_OK;
     tr__store_values_free(news, 2);
@@ -441,9 +431,7 @@ static tr_status find_reason(tr__rendezvous *r, const tr__endpoint_record *recor
     TR__TRY(suspect >= 0 ? tr__rendezvous_await_reason(r, records, suspect) : tr__rendezvous_check_peers(r));
     for (int rank = 0; rank < r->member->world_size; rank++)
         if (records[rank].pid) TR__TRY(tr__rendezvous_check(r, records, rank));
-    if (!told(r, "late", &record) || record.rank == r->member->rank) return TR_OK;
-    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
-        record.rank, record.pid, record.host);
+    return told(r, "late", &record) && record.rank != r->member->rank ? did_not_come(r, &record) : TR_OK;
 }
 
 /* Whom this rank waits for, for those who wait for it. */
@@ -452,9 +440,8 @@ static void say_late(tr__rendezvous *r, const tr__endpoint_record *records, int 
     char key[KEY];
     int own = r->member->rank;
     if (rank == r->said || tr__now_ns() < r->silent_until) return;
-    snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, own);
     TR__KEEP_ERROR; /* without the store they find out less */
-    if (put(r, key, rank, records[own].cookie) == TR_OK) r->said = rank;
+    if (put(r, key_of(r, "late", own, key), rank, records[own].cookie) == TR_OK) r->said = rank;
     else r->silent_until = tr__now_ns() + SILENT_MS * (int64_t)1000000;
 }
 
@@ -468,10 +455,9 @@ void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *reco
 static int late_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
     char key[KEY], cookie[TR__COOKIE_TEXT];
-    const char *asked = key;
+    const char *asked = key_of(r, "late", its->rank, key);
     tr__store_value value = {0};
     int late = -1;
-    snprintf(key, sizeof key, "group/%s/late/%ld/%d", r->member->group, r->generation, its->rank);
     tr_status status = tr__store_gather(r->member->store, &asked, 1, LAST_WORD_MS, &value);
     bool said = status == TR_OK && value.data && sscanf(value.data, "%d %32s", &late, cookie) == 2;
     tr__store_values_free(&value, 1);
@@ -490,8 +476,7 @@ static tr_status find_late(tr__rendezvous *r, const tr__endpoint_record *records
     }
     if (rank == r->late) return TR_OK;
     r->late = rank;
-    return tr__fail(TR_TIMEOUT, "group '%s': rank %d (pid %ld on host %s) did not come to the meeting in time", r->member->group,
-        rank, records[rank].pid, records[rank].host);
+    return did_not_come(r, &records[rank]);
 }
 
 tr_status tr__rendezvous_explain(tr__rendezvous *r, const tr__endpoint_record *records, int suspect, tr_status status)
@@ -589,16 +574,20 @@ static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record 
 /* first … first + count - 1 */
 static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__endpoint_record *records)
 {
-    search s = {.count = count};
-    s.ranks = malloc((size_t)count * sizeof *s.ranks);
-    s.gone = calloc((size_t)r->member->world_size, sizeof *s.gone);
+    size_t all = (size_t)count, asked = all < AT_ONCE ? all : AT_ONCE;
+    search s = {.count = count, .ranks = malloc(all * sizeof *s.ranks), .texts = malloc(asked * sizeof *s.texts),
+        .gone = calloc((size_t)r->member->world_size, sizeof *s.gone), .keys = calloc(asked, sizeof *s.keys),
+        .values = calloc(asked, sizeof *s.values)};
     tr_status status = TR_OK;
-    if (!s.ranks || !s.gone)
-        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", r->member->group, count);
+    if (!s.ranks || !s.gone || !s.texts || !s.keys || !s.values)
+        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for the endpoint records of %d ranks", r->member->group, count);
     for (int i = 0; i < count && status == TR_OK; i++) s.ranks[i] = first + i;
     if (status == TR_OK) status = find_records(r, &s, records);
     free(s.ranks);
     free(s.gone);
+    free(s.texts);
+    free(s.keys);
+    free(s.values);
     return status;
 }
 
@@ -620,7 +609,7 @@ tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *min
 {
     char key[KEY], *expected = strdup(r->registration);
     if (!expected) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", r->member->group);
-    replace(r, record_key(r, mine->rank, key), r->record, "");
+    replace(r, key_of(r, "endpoint", mine->rank, key), r->record, "");
     r->record[0] = 0;
     r->used = false;
     r->said = -1;
