@@ -134,18 +134,12 @@ static tr_status reduce(const call *k)
 
 /* ---- Many transfers at once -------------------------------------------------------------------------------------- */
 
-/* Requests that are posted together: up to `room`, each up to TR__MPI_PIECE_BYTES. */
+/* Requests that are posted together, each up to TR__MPI_PIECE_BYTES; requests NULL: they are only counted. */
 typedef struct batch {
     MPI_Request *requests;
     MPI_Status *statuses;
-    int count, room;
+    int64_t count;
 } batch;
-
-static int64_t pieces_of(const call *k, int64_t count)
-{
-    int64_t most = TR__MPI_PIECE_BYTES / (int64_t)k->size;
-    return (count + most - 1) / most;
-}
 
 /* Posts a transfer of count elements at buffer with peer, in pieces, which arrive in order. */
 static tr_status post(const call *k, bool send, const void *buffer, int64_t count, int peer, batch *b)
@@ -153,22 +147,14 @@ static tr_status post(const call *k, bool send, const void *buffer, int64_t coun
     int64_t most = TR__MPI_PIECE_BYTES / (int64_t)k->size;
     for (int64_t begin = 0; begin < count || (begin == 0 && count == 0); begin += most) {
         int n = (int)(count - begin < most ? count - begin : most);
-        MPI_Request *request = &b->requests[b->count++];
+        MPI_Request *request = b->requests ? &b->requests[b->count] : NULL;
         void *place = (void *)at(k, buffer, begin);
-        if (send)
+        b->count++;
+        if (request && send)
             TR__MPI_TRY(MPI_Isend, place, n, k->type, peer, 0, k->comm, request);
-        else
+        else if (request)
             TR__MPI_TRY(MPI_Irecv, place, n, k->type, peer, 0, k->comm, request);
     }
-    return TR_OK;
-}
-
-static tr_status open_batch(batch *b, int64_t room)
-{
-    *b = (batch){.room = (int)room};
-    if (room < INT_MAX) b->requests = malloc((size_t)room * (sizeof *b->requests + sizeof *b->statuses));
-    if (!b->requests) return tr__fail(TR_NO_MEMORY, "no memory for %lld MPI requests", (long long)room);
-    b->statuses = (MPI_Status *)(void *)(b->requests + room);
     return TR_OK;
 }
 
@@ -198,24 +184,18 @@ static tr_status post_blocks(const call *k, batch *b)
     return TR_OK;
 }
 
-static int64_t requests_for_blocks(const call *k)
-{
-    int64_t count = 0;
-    for (int peer = 0; peer < k->ranks; peer++) {
-        if (concerns(k, peer, false)) count += pieces_of(k, tr__length(tr__collective_out(k->c, peer))) + 1;
-        if (concerns(k, peer, true)) count += pieces_of(k, tr__length(tr__collective_in(k->c, peer))) + 1;
-    }
-    return count;
-}
-
 /* Every giver sends to every getter: for the _V kinds, whose places may be beyond an int, and for long blocks. */
 static tr_status move_blocks(const call *k)
 {
-    batch b;
-    TR__TRY(open_batch(&b, requests_for_blocks(k) + 1));
+    batch counted = {0}, b = {0};
+    TR__TRY(post_blocks(k, &counted));
+    size_t room = (size_t)counted.count + 1;
+    if (room < INT_MAX) b.requests = malloc(room * (sizeof *b.requests + sizeof *b.statuses));
+    if (!b.requests) return tr__fail(TR_NO_MEMORY, "no memory for %zu MPI requests", room);
+    b.statuses = (MPI_Status *)(void *)(b.requests + room);
     tr__collective_keep_own(k->c, k->rank, false);
     tr_status status = post_blocks(k, &b);
-    if (status == TR_OK) status = tr__mpi_wait(k->g, b.count, b.requests, b.statuses);
+    if (status == TR_OK) status = tr__mpi_wait(k->g, (int)b.count, b.requests, b.statuses);
     free(b.requests);
     return status;
 }
