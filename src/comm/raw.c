@@ -21,7 +21,7 @@ static transports of(const tr_group *group)
 /* A rank of this host; NULL: it is on another. */
 static tr__shm_peer *neighbour(const transports *t, int rank)
 {
-    int place = t->shm ? tr__shm_place_of(t->shm, rank) : -1;
+    int place = t->shm ? t->shm->places[rank] : -1;
     return place >= 0 ? &t->shm->peers[place] : NULL;
 }
 
@@ -41,7 +41,7 @@ bool tr__raw_is_local(const tr_group *group, int rank)
 /* Among the peers of the endpoint. */
 static int peer_of(const transports *t, int rank)
 {
-    return t->shm->attachment->members[tr__shm_place_of(t->shm, rank)];
+    return t->shm->attachment->members[t->shm->places[rank]];
 }
 
 tr_status tr__raw_show(tr_group *group, int rank, const void *memory, uint64_t *segment)

@@ -105,7 +105,7 @@ static void choose_transports(native *n, const tr__hosts *hosts)
 static tr_status connect_both(native *n, tr__hosts *hosts, tr__endpoint_record *records)
 {
     if (n->shm) {
-        TR__TRY(tr__shm_settle(n->shm, hosts, n->tcp));
+        tr__shm_settle(n->shm, hosts, n->tcp);
         TR__TRY(tr__shm_meet(n->shm, n->meeting, records));
     }
     TR__TRY(tr__hierarchy_new(hosts, n->member.rank, n->shm, n->tcp, &n->hierarchy));
@@ -266,9 +266,8 @@ static tr_status take_seat(native *n, tr__seat *seat)
     n->tcp = seat->tcp;
     n->failure = seat->failure;
     empty(seat);
-    tr__shm_seat here = {.parent = parent->shm, .ranks = seat->ranks, .hosts = hosts, .blocks = seat->blocks, .tcp = n->tcp};
     if (n->tcp) (void)!tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member); /* what fails breaks the group */
-    if (n->shm) (void)!tr__shm_enter(n->shm, &here, &n->member);
+    if (n->shm) (void)!tr__shm_enter(n->shm, parent->shm, seat, hosts, n->tcp, &n->member);
     return tr__failure_tell(n->failure);
 }
 

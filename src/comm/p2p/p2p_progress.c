@@ -231,7 +231,7 @@ static void sleep_on_mail(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg),
         break_all(p);
         return;
     }
-    int stuck = w.stuck && w.on->local ? tr__shm_place_of(p->shm, w.on->rank) + 1 : 0;
+    int stuck = w.stuck && w.on->local ? p->shm->places[w.on->rank] + 1 : 0;
     /* Who does something from now on sees that we sleep; what was done before, a last look finds. */
     atomic_fetch_add(&control->mail_sleepers, 1);
     unsigned mail = atomic_load(&control->mail);
@@ -441,7 +441,7 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", member->group, world);
     }
     for (int rank = 0; rank < p->world_size; rank++) {
-        int place = shm ? tr__shm_place_of(shm, rank) : -1;
+        int place = shm ? shm->places[rank] : -1;
         bool other = rank != p->rank, local = place >= 0;
         p->peers[rank] = (tr__p2p_peer){.engine = p, .rank = rank, .eager = local ? RING_EAGER : PTRDIFF_MAX,
             .by_ring = other && local, .by_stream = other && !local, .local = other && local ? &shm->peers[place] : NULL,

@@ -69,31 +69,20 @@ tr_status tr__shm_post(tr__shm *t, tr__shm_peer *peer, const tr__shm_message *me
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
 
-static tr_status make_tables(tr__shm *t)
+/* Of a group of at most so many ranks, of which so many are on this host. */
+static tr_status make(const char *group, int world_size, int here, tr__failure *failure, tr__shm **made)
 {
-    size_t world = (size_t)t->world_size;
-    t->peers = calloc(world, sizeof *t->peers);
-    t->in = calloc(world, sizeof *t->in);
-    t->out = calloc(world, sizeof *t->out);
-    t->views = calloc(world, sizeof *t->views);
-    t->stagings = calloc(world, sizeof *t->stagings);
-    if (!t->peers || !t->in || !t->out || !t->views || !t->stagings)
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, t->world_size);
-    return TR_OK;
-}
-
-/* Of at most so many ranks. */
-static tr_status make(const char *group, int rank, int world_size, tr__failure *failure, tr__shm **made)
-{
+    size_t count = (size_t)here;
     tr__shm *t = *made = calloc(1, sizeof *t);
     if (!t) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", group);
-    t->failure = failure;
-    t->on_failure = (tr__failure_listener){.broken = broken, .user = t};
+    *t = (tr__shm){.failure = failure, .on_failure = {.broken = broken, .user = t}, .listener.socket = -1,
+        .places = malloc((size_t)world_size * sizeof *t->places), .peers = calloc(count, sizeof *t->peers),
+        .in = calloc(count, sizeof *t->in), .out = calloc(count, sizeof *t->out), .views = calloc(count, sizeof *t->views),
+        .stagings = calloc(count, sizeof *t->stagings)};
     snprintf(t->group, sizeof t->group, "%s", group);
-    t->rank = rank;
-    t->world_size = world_size;
-    t->listener.socket = -1;
-    return make_tables(t);
+    if (!t->places || !t->peers || !t->in || !t->out || !t->views || !t->stagings)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", t->group, world_size);
+    return TR_OK;
 }
 
 /* From now on the group hears what is for it. */
@@ -106,50 +95,58 @@ static tr_status attach(tr__shm *t, tr__endpoint *e, uint64_t id)
     return TR_OK;
 }
 
-/* Who it is, of how many; attachment->members says what the others are to the endpoint. */
-static void take_places(tr__shm *t, int rank, int world_size)
+/* Who is on this host, of all ranks of the group; hosts NULL: all are. */
+static void take_places(tr__shm *t, const tr__hosts *hosts, int own, int world_size)
 {
-    t->rank = rank;
-    t->world_size = world_size;
-    for (int i = 0; i < world_size; i++) {
-        tr__shm_peer *peer = &t->peers[i];
-        *peer = (tr__shm_peer){.rank = i, .link = &t->endpoint->peers[t->attachment->members[i]]};
-        peer->pid = peer->link->pid;
-        peer->visible = peer->link->visible;
+    t->world_size = 0;
+    for (int rank = 0; rank < world_size; rank++)
+        t->places[rank] = !hosts || hosts->host[rank] == hosts->host[own] ? t->world_size++ : -1;
+    t->rank = t->places[own];
+}
+
+/* When the places are known, and attachment->members says what they are to the endpoint. */
+static void make_peers(tr__shm *t, int world_size)
+{
+    for (int rank = 0; rank < world_size; rank++) {
+        int place = t->places[rank];
+        if (place < 0) continue;
+        tr__endpoint_peer *link = &t->endpoint->peers[t->attachment->members[place]];
+        t->peers[place] = (tr__shm_peer){.rank = rank, .link = link, .pid = link->pid, .visible = link->visible};
     }
-    t->peers[rank].control = t->control;
+    t->peers[t->rank].control = t->control;
 }
 
 /* ---- The first group of an endpoint ------------------------------------------------------------------------------ */
 
 enum { FIRST = 1 }; /* its number */
 
-static tr_status open_endpoint(tr__shm *t, tr__endpoint_record *record)
+static tr_status open_endpoint(tr__shm *t, int rank, int world_size, tr__endpoint_record *record)
 {
     tr__endpoint *e;
-    TR__TRY(tr__endpoint_new(t->group, t->rank, t->world_size, tr__shm_control_bytes(t->world_size), &e));
+    TR__TRY(tr__endpoint_new(t->group, rank, world_size, tr__shm_control_bytes(world_size), &e));
     tr_status status = attach(t, e, FIRST);
     if (status != TR_OK) {
         tr__endpoint_free(e);
         t->endpoint = NULL;
         return status;
     }
-    for (int i = 0; i < t->world_size; i++) t->attachment->members[i] = i;
-    take_places(t, t->rank, t->world_size);
+    for (int i = 0; i < world_size; i++) t->attachment->members[i] = i;
+    take_places(t, NULL, rank, world_size);
+    make_peers(t, world_size);
     return tr__shm_listen(t, record);
 }
 
 tr_status tr__shm_new(const tr__member *member, tr__failure *failure, tr__endpoint_record *record, tr__shm **transport)
 {
     tr__shm *t;
-    tr_status status = make(member->group, member->rank, member->world_size, failure, &t);
+    tr_status status = make(member->group, member->world_size, member->world_size, failure, &t);
     if (!t) return status;
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
     t->cores = tr__cores();
-    t->crowded = t->cores < t->world_size;
+    t->crowded = t->cores < member->world_size;
     t->cache_bytes = tr__shared_cache();
-    if (status == TR_OK) status = open_endpoint(t, record);
+    if (status == TR_OK) status = open_endpoint(t, member->rank, member->world_size, record);
     if (status == TR_OK)
         *transport = t;
     else
@@ -157,19 +154,13 @@ tr_status tr__shm_new(const tr__member *member, tr__failure *failure, tr__endpoi
     return status;
 }
 
-tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
+void tr__shm_settle(tr__shm *t, const tr__hosts *hosts, tr__tcp *tcp)
 {
-    int host = hosts->host[t->rank], count = tr__hosts_size(hosts, host);
-    t->places = malloc((size_t)hosts->world_size * sizeof *t->places);
-    if (!t->places) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for its ranks' places", t->group);
-    for (int rank = 0; rank < hosts->world_size; rank++)
-        t->places[rank] = hosts->host[rank] == host ? hosts->place[rank] : -1;
-    tr__endpoint_settle(t->endpoint, hosts->place[t->rank], count);
-    take_places(t, hosts->place[t->rank], count);
-    for (int other = 0; other < count; other++)
-        t->peers[other].rank = t->peers[other].link->rank = tr__hosts_ranks(hosts, host)[other];
+    take_places(t, hosts, t->rank, hosts->world_size);
+    tr__endpoint_settle(t->endpoint, t->rank, t->world_size);
+    make_peers(t, hosts->world_size);
+    for (int other = 0; other < t->world_size; other++) t->peers[other].link->rank = t->peers[other].rank;
     t->tcp = tcp;
-    return TR_OK;
 }
 
 tr_status tr__shm_begin(tr__shm *t)
@@ -200,14 +191,16 @@ tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record 
 
 /* ---- A group within another -------------------------------------------------------------------------------------- */
 
+/* Of the whole group, also on other hosts. */
+static int group_size(const tr__shm *t)
+{
+    return t->tcp ? t->tcp->world_size : t->world_size;
+}
+
 tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__failure *failure, tr__shm **made, tr__shm_place *block)
 {
     tr__shm *t;
-    tr_status status = make(parent->group, 0, parent->world_size, failure, &t);
-    if (status == TR_OK && parent->tcp) {
-        t->places = malloc((size_t)parent->tcp->world_size * sizeof *t->places);
-        if (!t->places) status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", parent->group);
-    }
+    tr_status status = make(parent->group, group_size(parent), parent->world_size, failure, &t);
     if (status == TR_OK) status = attach(t, parent->endpoint, id);
     if (status != TR_OK) {
         if (t) tr__shm_close(t);
@@ -229,7 +222,7 @@ static void enter(tr__shm *t)
 }
 
 /* Where the peers' control blocks are. */
-static tr_status find_controls(tr__shm *t, const tr__shm_seat *seat, int timeout_ms)
+static tr_status find_controls(tr__shm *t, const tr__seat *seat, int timeout_ms)
 {
     tr__shm_call joining = {.timeout_ms = timeout_ms};
     for (int place = 0; place < t->world_size; place++) {
@@ -244,38 +237,20 @@ static tr_status find_controls(tr__shm *t, const tr__shm_seat *seat, int timeout
     return TR_OK;
 }
 
-/* The rank in the new group of a place among those of this host. */
-static int rank_at(const tr__shm_seat *seat, int own, int place)
+tr_status tr__shm_enter(tr__shm *t, const tr__shm *parent, const tr__seat *seat, const tr__hosts *hosts, tr__tcp *tcp,
+    const tr__member *member)
 {
-    return seat->hosts ? tr__hosts_ranks(seat->hosts, seat->hosts->host[own])[place] : place;
-}
-
-tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *member)
-{
-    const tr__hosts *hosts = seat->hosts;
-    const tr__shm *parent = seat->parent;
-    int own = member->rank, place = hosts ? hosts->place[own] : own;
-    int count = hosts ? tr__hosts_size(hosts, hosts->host[own]) : member->world_size;
     snprintf(t->group, sizeof t->group, "%s", member->group);
     t->report_ms = member->report_ms;
     t->recorder = member->recorder;
-    t->crowded = t->cores < count || (seat->tcp && seat->tcp->crowded);
-    t->tcp = seat->tcp;
-    if (!t->tcp) {
-        free(t->places);
-        t->places = NULL;
-    }
-    for (int rank = 0; t->tcp && rank < member->world_size; rank++) t->places[rank] = -1;
-    for (int i = 0; i < count; i++) {
-        int rank = rank_at(seat, own, i);
-        t->attachment->members[i] = parent->attachment->members[tr__shm_place_of(parent, seat->ranks[rank])];
-        if (t->tcp) t->places[rank] = i;
-    }
-    take_places(t, place, count);
-    for (int i = 0; i < count; i++) {
-        t->peers[i].rank = rank_at(seat, own, i);
-        tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, NULL);
-    }
+    t->tcp = tcp;
+    take_places(t, hosts, member->rank, member->world_size);
+    t->crowded = t->cores < t->world_size || (tcp && tcp->crowded);
+    for (int rank = 0; rank < member->world_size; rank++)
+        if (t->places[rank] >= 0)
+            t->attachment->members[t->places[rank]] = parent->attachment->members[parent->places[seat->ranks[rank]]];
+    make_peers(t, member->world_size);
+    for (int i = 0; i < t->world_size; i++) tr__recorder_peer(t->recorder, t->peers[i].rank, t->peers[i].pid, NULL);
     enter(t);
     tr_status status = find_controls(t, seat, member->timeout_ms);
     return status == TR_OK ? TR_OK : tr__failure_give_up(t->failure);
@@ -285,8 +260,10 @@ void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
 {
     tr__error *why = tr__error_take();
     memcpy(t->attachment->members, parent->attachment->members, (size_t)parent->world_size * sizeof(int));
-    take_places(t, parent->rank, parent->world_size);
-    for (int i = 0; i < t->world_size; i++) t->peers[i].rank = parent->peers[i].rank;
+    memcpy(t->places, parent->places, (size_t)group_size(parent) * sizeof(int));
+    t->rank = parent->rank;
+    t->world_size = parent->world_size;
+    make_peers(t, group_size(parent));
     enter(t);
     tr__fail_stored(why);
     (void)!tr__failure_give_up(t->failure);

@@ -203,7 +203,7 @@ typedef struct tr__shm {
     int report_ms; /* of waiting, after which it is reported */
     tr__recorder *recorder;
     struct tr__tcp *tcp;  /* joins us with those of other hosts; NULL: there are none */
-    int *places;          /* with tcp: a rank's place among us, or -1, by its rank in the group */
+    int *places;          /* a rank's place among us by its rank in the group; -1: it is on another host */
     tr__endpoint *endpoint;      /* of this process */
     tr__attachment *attachment;  /* of the group to it */
     bool met;                    /* the peers may know of us */
@@ -276,7 +276,7 @@ static inline uint64_t tr__shm_step(const tr__shm *t, int64_t index)
 /* Makes a rank's side, with an endpoint of its own, and its listener, whose address goes into the endpoint record. */
 tr_status tr__shm_new(const tr__member *member, tr__failure *failure, tr__endpoint_record *record, tr__shm **transport);
 /* Before they meet: joins only the ranks of our host. tcp joins all. */
-tr_status tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);
+void tr__shm_settle(tr__shm *t, const tr__hosts *hosts, struct tr__tcp *tcp);
 /* Connects with all ranks, whose records are given, and waits until all are there. */
 tr_status tr__shm_meet(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record *records);
 /* All are connected: the monitor begins to watch. */
@@ -287,15 +287,9 @@ void tr__shm_close(tr__shm *t);
 /* A group within another one whose ranks share memory, before they have agreed on it: makes a rank's side, which hears from now
  * on what is for the group of this number, and says where its control block is. */
 tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__failure *failure, tr__shm **made, tr__shm_place *block);
-/* They have. */
-typedef struct tr__shm_seat {
-    const tr__shm *parent;
-    const int *ranks;            /* [member->world_size]: in the parent */
-    const tr__hosts *hosts;      /* of the new group; NULL: all are on this host */
-    const tr__shm_place *blocks; /* the control blocks of the parent's ranks */
-    struct tr__tcp *tcp;         /* joins us with those of other hosts; NULL: there are none */
-} tr__shm_seat;
-tr_status tr__shm_enter(tr__shm *t, const tr__shm_seat *seat, const tr__member *member);
+/* They have. hosts: of the new group, and tcp joins us with those of other hosts; NULL, both: all are on this one. */
+tr_status tr__shm_enter(tr__shm *t, const tr__shm *parent, const tr__seat *seat, const tr__hosts *hosts, struct tr__tcp *tcp,
+    const tr__member *member);
 /* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
 void tr__shm_abandon(tr__shm *t, const tr__shm *parent);
 
@@ -369,12 +363,6 @@ bool tr__shm_last_transfer(const tr__shm_control *control, tr__signature *signat
 
 /* The rank that all wait for when one waits for `rank`, which may itself wait for another, and so on. */
 int tr__shm_culprit(const tr__shm *t, int rank);
-/* A rank of the group in t->peers; -1: it is on another host. */
-static inline int tr__shm_place_of(const tr__shm *t, int rank)
-{
-    return t->places ? t->places[rank] : rank;
-}
-
 /* "rank 2 has done all_reduce #17 (…) and is in recv (…)" */
 enum { TR__SHM_STATE_TEXT = 2 * TR__CALL_TEXT + 64 };
 char *tr__shm_state_text(const tr__shm_peer *peer, char text[TR__SHM_STATE_TEXT]);
