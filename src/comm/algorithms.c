@@ -1,5 +1,5 @@
 /* The public interface of algorithms: the table, where it comes from, and schedules. */
-#include "comm/algorithms.h"
+#include "comm/algo/choice.h"
 
 #include "base/object.h"
 #include "comm/collective.h"

@@ -54,4 +54,8 @@ char *tr__choice_text(const tr__choice_table *table, char text[TR__CHOICES_TEXT]
 /* A number that differs when the rows do. */
 uint64_t tr__choice_digest(const tr__choice_table *table);
 
+/* algorithms.c: the table as text, to be freed. given: rows, or "@FILE" with a file of rows; NULL: TRIREME_ALGORITHMS. *text is NULL
+ * when nothing is given: the built-in table is enough. */
+tr_status tr__algorithms_text(const char *given, char **text);
+
 #endif

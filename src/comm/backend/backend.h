@@ -58,7 +58,7 @@ struct tr__backend {
     tr_device_kind memory; /* whose buffers it takes, beside the host's; TR_CPU: no others, the group stages them */
 };
 
-extern const tr__backend tr__native_backend;
+extern const tr__backend tr__native_backend, tr__mpi_backend, tr__nccl_backend;
 
 /* The native backend's transports; NULL: it has none of the kind. */
 struct tr__shm;

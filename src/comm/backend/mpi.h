@@ -7,8 +7,6 @@
 #include "comm/backend/backend.h"
 #include "comm/environment.h"
 
-extern const tr__backend tr__mpi_backend;
-
 /* "Open MPI v4.1.4"; "no MPI" in a build without it. */
 const char *tr__mpi_name(void);
 /* Was this process started so that MPI finds its peers? Does not start MPI. */

@@ -7,10 +7,9 @@
  *
  * Buffers in host memory, and on other GPUs of the rank, pass through the GPU.
  */
-#include "comm/backend/nccl.h"
+#include "comm/backend/nccl_group.h"
 
 #include "base/clock.h"
-#include "comm/backend/nccl_group.h"
 #include "net/store/store.h"
 
 #include <stdio.h>

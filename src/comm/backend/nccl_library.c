@@ -1,7 +1,5 @@
 #include "comm/backend/nccl_library.h"
 
-#include "comm/backend/nccl.h"
-
 #include <dlfcn.h>
 #include <pthread.h>
 

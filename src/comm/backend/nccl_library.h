@@ -1,11 +1,15 @@
 /*
- * NCCL's functions, looked up by name in the library that is found at run time.
+ * NCCL's functions, looked up by name in the library when the first group needs it: a machine without it pays nothing and gets an
+ * error that says what is missing. GPUs are the CUDA plug-in's (trireme/device.h): memory, streams and events come from its table.
  */
 #ifndef TR_COMM_BACKEND_NCCL_LIBRARY_H
 #define TR_COMM_BACKEND_NCCL_LIBRARY_H
 
 #include "base/object.h"
 #include "comm/backend/nccl_abi.h"
+
+/* How a message ends that says why NCCL cannot be used here. */
+#define TR__NCCL_INSTEAD "join with .backend = \"native\", which needs no GPU"
 
 #define TR__NCCL_FUNCTIONS(X)                                                                                   \
     X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommDestroy) X(ncclCommAbort) X(ncclCommGetAsyncError)   \
