@@ -1,5 +1,7 @@
 #include "data/unicode.h"
 
+#include <string.h>
+
 /* ---- UTF-8 --------------------------------------------------------------------------------------------------------- */
 
 uint32_t tr__utf8_read(const unsigned char *s, size_t left, int *bytes)
@@ -49,48 +51,42 @@ int tr__utf8_write(uint32_t c, unsigned char to[4])
 
 /* ---- Classes ------------------------------------------------------------------------------------------------------- */
 
-/* Of `count` rows, which rise, the first whose key is at least c. key: that of the first row; the others follow row_bytes apart. */
-static int find_row(const uint32_t *key, size_t row_bytes, int count, uint32_t c)
+/* Of `count` rows that begin with a range, in rising order, the one whose range has c; NULL: none. */
+static const void *find_row(const void *rows, size_t row_bytes, int count, uint32_t c)
 {
     int low = 0, high = count;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (*(const uint32_t *)(const void *)((const char *)key + (size_t)middle * row_bytes) < c)
-            low = middle + 1;
-        else
-            high = middle;
+        const tr__unicode_range *row = (const void *)((const char *)rows + (size_t)middle * row_bytes);
+        if (row->last < c) low = middle + 1;
+        else if (row->first > c) high = middle;
+        else return row;
     }
-    return low;
+    return NULL;
 }
-
-static bool within(const tr__unicode_range *ranges, int count, uint32_t c)
-{
-    int at = find_row(&ranges->last, sizeof *ranges, count, c);
-    return at < count && ranges[at].first <= c;
-}
-#define WITHIN(name, c) within(tr__unicode_##name, tr__unicode_##name##_count, (c))
+#define FIND(name, c) find_row(tr__unicode_##name, sizeof *tr__unicode_##name, tr__unicode_##name##_count, (c))
 
 bool tr__is_letter(uint32_t c)
 {
     if (c < 0x80) return (c | 0x20) >= 'a' && (c | 0x20) <= 'z';
-    return WITHIN(letters, c);
+    return FIND(letters, c);
 }
 
 bool tr__is_number(uint32_t c)
 {
     if (c < 0x80) return c >= '0' && c <= '9';
-    return WITHIN(numbers, c);
+    return FIND(numbers, c);
 }
 
 bool tr__is_space(uint32_t c)
 {
     if (c < 0x80) return c == ' ' || (c >= '\t' && c <= '\r');
-    return WITHIN(spaces, c);
+    return FIND(spaces, c);
 }
 
 bool tr__is_punctuation(uint32_t c)
 {
-    return WITHIN(punctuation, c);
+    return FIND(punctuation, c);
 }
 
 /* ---- Cleaning ------------------------------------------------------------------------------------------------------ */
@@ -100,7 +96,7 @@ static bool is_ideograph(uint32_t c)
 {
     static const tr__unicode_range blocks[] = {{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df},
         {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}};
-    return within(blocks, sizeof blocks / sizeof *blocks, c);
+    return find_row(blocks, sizeof *blocks, sizeof blocks / sizeof *blocks, c);
 }
 
 /* Hangul syllables are their two or three parts (Unicode, section 3.12). */
@@ -118,26 +114,24 @@ static int without_accents(uint32_t c, uint32_t to[3])
     to[0] = c;
     if (c < 0x80) return 1;
     if (c >= 0xac00 && c <= 0xd7a3) return hangul(c, to);
-    if (WITHIN(accents, c)) return 0;
-    int at = find_row(&tr__unicode_bare->character, sizeof *tr__unicode_bare, tr__unicode_bare_count, c), n = 0;
-    if (at == tr__unicode_bare_count || tr__unicode_bare[at].character != c) return 1;
-    for (; n < 3 && tr__unicode_bare[at].to[n]; n++) to[n] = tr__unicode_bare[at].to[n];
-    return n;
+    if (FIND(accents, c)) return 0;
+    const tr__bare *row = FIND(bare, c);
+    if (!row) return 1;
+    memcpy(to, tr__unicode_bare_texts + row->at + (c - row->first) * row->length, row->length * sizeof *to);
+    return (int)row->length;
 }
 
 static uint32_t lower(uint32_t c)
 {
     if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 32 : c;
-    int at = find_row(&tr__unicode_lower->last, sizeof *tr__unicode_lower, tr__unicode_lower_count, c);
-    const tr__lower *row = &tr__unicode_lower[at];
-    if (at == tr__unicode_lower_count || row->first > c || (c - row->first) % row->every) return c;
-    return (uint32_t)((int32_t)c + row->distance);
+    const tr__lower *row = FIND(lower, c);
+    return row && (c - row->first) % row->every == 0 ? (uint32_t)((int32_t)c + row->distance) : c;
 }
 
 int tr__clean(const tr__cleaning *how, uint32_t c, uint32_t to[TR__CLEANED_MOST])
 {
-    if (WITHIN(removed, c)) return 0;
-    if (WITHIN(cleaned_to_space, c)) c = ' ';
+    if (FIND(removed, c)) return 0;
+    if (FIND(cleaned_to_space, c)) c = ' ';
     bool spaced = how->spaced_ideographs && is_ideograph(c);
     int n = 0, last;
     if (spaced) to[n++] = ' ';

@@ -40,9 +40,10 @@ typedef struct tr__lower {
     uint32_t first, last, every;
     int32_t distance;
 } tr__lower;
-/* A character without its accents: one to three. */
+/* Characters first to last without their accents: `length` others for each, 1 to 3, one behind the other in
+ * tr__unicode_bare_texts from `at` on. */
 typedef struct tr__bare {
-    uint32_t character, to[3];
+    uint32_t first, last, length, at;
 } tr__bare;
 
 #define TR__UNICODE_RANGES(X) \
@@ -56,5 +57,6 @@ extern const tr__lower tr__unicode_lower[];
 extern const int tr__unicode_lower_count;
 extern const tr__bare tr__unicode_bare[];
 extern const int tr__unicode_bare_count;
+extern const uint32_t tr__unicode_bare_texts[];
 
 #endif

@@ -47,10 +47,21 @@ def steps(mapping: dict[int, int]) -> list[list[int]]:
     return found
 
 
+def runs_of_one_length(mapping: dict[int, str]) -> list[tuple[int, list[str]]]:
+    """(first, [to, …]): characters one behind the other, all of which become as many others."""
+    found: list[tuple[int, list[str]]] = []
+    for c, to in sorted(mapping.items()):
+        if found and found[-1][0] + len(found[-1][1]) == c and len(found[-1][1][0]) == len(to):
+            found[-1][1].append(to)
+        else:
+            found.append((c, [to]))
+    return found
+
+
 def write_rows(file, rows: list[str]) -> None:
     line = "   "
     for row in rows:
-        if len(line) + len(row) + 2 > 120:
+        if len(line) + len(row) + 2 > 132:
             file.write(line + "\n")
             line = "   "
         line += f" {row},"
@@ -103,10 +114,18 @@ def bert_mappings(file) -> None:
     bare = {c: to for c, to in bare.items() if to not in ("", chr(c))}
     assert max(map(len, bare.values())) <= 3
     assert all(strip(chr(c)) == unicodedata.normalize("NFD", chr(c)) for c in range(FIRST_HANGUL, LAST_HANGUL + 1))
-    rows = [f"{{{c:#x}, {{{', '.join(f'{ord(x):#x}' for x in to)}}}}}" for c, to in bare.items()]
+    runs = runs_of_one_length(bare)
+    at, rows, texts = 0, [], []
+    for first, of_each in runs:
+        length = len(of_each[0])
+        rows.append(f"{{{first:#x}, {first + len(of_each) - 1:#x}, {length}, {at}}}")
+        at += length * len(of_each)
+        texts += [f"{ord(x):#x}" for to in of_each for x in to]
     file.write("\nconst tr__bare tr__unicode_bare[] = {\n")
     write_rows(file, rows)
     file.write(f"const int tr__unicode_bare_count = {len(rows)};\n")
+    file.write("\nconst uint32_t tr__unicode_bare_texts[] = {\n")
+    write_rows(file, texts)
 
 
 def main() -> None:
