@@ -4,9 +4,11 @@
  * smallest ids is first. As each merge changes few words, each pair knows in which it stands.
  */
 #include "base/given.h"
+#include "base/memory.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,27 +39,25 @@ typedef struct learner {
     tr_tokenizer *tokenizer;
     tr__strings strings; /* the distinct words */
     word *words;
-    int word_room;
+    size_t word_room;
     int32_t *tokens;
     tr__merges pair_at;  /* a pair's number, as the token of a merge */
     pair *pairs;
-    int pair_count, pair_room;
+    int pair_count;
+    size_t pair_room;
     place *places;
-    int place_count, place_room;
+    int place_count;
+    size_t place_room;
     entry *heap;
-    int heap_count, heap_room;
+    int heap_count;
+    size_t heap_room;
 } learner;
 
-/* Makes room for one more element of a growing array. */
-static tr_status grow(void **array, int count, int *room, size_t size)
+/* Makes room for one more element of a growing array, of which there are `count`. */
+static tr_status grow(void *array, int count, size_t *room, size_t size)
 {
-    if (count < *room) return TR_OK;
-    int wider = *room ? 2 * *room : 256;
-    void *grown = wider > *room ? realloc(*array, (size_t)wider * size) : NULL;
-    if (!grown) return tr__fail(TR_NO_MEMORY, "no memory for %d entries", wider);
-    *array = grown;
-    *room = wider;
-    return TR_OK;
+    bool grown = count < INT_MAX && tr__grow(array, (size_t)count, room, size);
+    return grown ? TR_OK : tr__fail(TR_NO_MEMORY, "no memory for more than %d entries", count);
 }
 
 /* ---- Words ---------------------------------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ static tr_status count_words(learner *l, const unsigned char *text, size_t bytes
         bool fresh;
         length = tr__gpt2_word(text + at, bytes - at);
         TR__TRY(tr__strings_add(&l->strings, text + at, length, &number, &fresh));
-        TR__TRY(grow((void **)&l->words, number, &l->word_room, sizeof *l->words));
+        TR__TRY(grow(&l->words, number, &l->word_room, sizeof *l->words));
         if (fresh) l->words[number] = (word){.begin = l->strings.used - length, .length = (int)length};
         l->words[number].count++;
     }
@@ -90,7 +90,7 @@ static bool comes_before(const learner *l, const entry *a, const entry *b)
 
 static tr_status push(learner *l, int32_t number)
 {
-    TR__TRY(grow((void **)&l->heap, l->heap_count, &l->heap_room, sizeof *l->heap));
+    TR__TRY(grow(&l->heap, l->heap_count, &l->heap_room, sizeof *l->heap));
     entry e = {l->pairs[number].count, number};
     int i = l->heap_count++;
     for (; i > 0 && comes_before(l, &e, &l->heap[(i - 1) / 2]); i = (i - 1) / 2) l->heap[i] = l->heap[(i - 1) / 2];
@@ -116,7 +116,7 @@ static tr_status find_or_add(learner *l, int32_t left, int32_t right, int32_t *n
     const tr__merge *known = tr__merges_find(&l->pair_at, left, right);
     *number = known ? known->token : l->pair_count;
     if (known) return TR_OK;
-    TR__TRY(grow((void **)&l->pairs, l->pair_count, &l->pair_room, sizeof *l->pairs));
+    TR__TRY(grow(&l->pairs, l->pair_count, &l->pair_room, sizeof *l->pairs));
     TR__TRY(tr__merges_add(&l->pair_at, left, right, l->pair_count));
     l->pairs[l->pair_count++] = (pair){.left = left, .right = right, .places = -1};
     return TR_OK;
@@ -130,7 +130,7 @@ static tr_status change(learner *l, int32_t left, int32_t right, int32_t in, int
     pair *p = &l->pairs[number];
     p->count += by * l->words[in].count;
     if (by < 0 || (p->places >= 0 && l->places[p->places].word == in)) return TR_OK;
-    TR__TRY(grow((void **)&l->places, l->place_count, &l->place_room, sizeof *l->places));
+    TR__TRY(grow(&l->places, l->place_count, &l->place_room, sizeof *l->places));
     l->places[l->place_count] = (place){in, p->places};
     p->places = l->place_count++;
     return TR_OK;

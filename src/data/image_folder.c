@@ -1,5 +1,6 @@
 /* A folder of images, in a sub-folder for each class. */
 #include "base/folder.h"
+#include "base/memory.h"
 #include "data/content.h"
 #include "data/dataset.h"
 #include "data/file.h"
@@ -26,7 +27,7 @@ typedef struct image_folder {
     char **classes;
     int64_t classes_count;
     entry *entries;
-    int64_t capacity;
+    size_t room; /* for entries */
     int64_t max_pixels; /* of an image */
 } image_folder;
 
@@ -105,14 +106,8 @@ static bool is_image(const char *name)
 static tr_status add_entry(tr_dataset *set, const char *path, int64_t label, int64_t bytes)
 {
     image_folder *f = tr__dataset_state(set);
-    if (set->count == f->capacity) {
-        int64_t capacity = f->capacity ? 2 * f->capacity : 1024;
-        entry *entries = realloc(f->entries, (size_t)capacity * sizeof *entries);
-        if (!entries) return tr__fail(TR_NO_MEMORY, "image_folder: no memory for %lld paths", (long long)capacity);
-        f->entries = entries;
-        f->capacity = capacity;
-    }
-    char *copy = strdup(path);
+    bool grown = tr__grow(&f->entries, (size_t)set->count, &f->room, sizeof *f->entries);
+    char *copy = grown ? strdup(path) : NULL;
     if (!copy) return tr__fail(TR_NO_MEMORY, "image_folder: out of memory");
     f->entries[set->count++] = (entry){copy, label, bytes};
     return TR_OK;

@@ -1,6 +1,7 @@
 #include "data/strings.h"
 
 #include "base/hash.h"
+#include "base/memory.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -58,13 +59,8 @@ static tr_status widen(tr__strings *s)
 static tr_status reserve(tr__strings *s, size_t count)
 {
     if (s->count == INT_MAX / 4) return tr__fail(TR_NO_MEMORY, "more than %d strings", s->count);
-    if (s->count == s->room) {
-        int room = s->room ? 2 * s->room : 64;
-        size_t *ends = realloc(s->ends, (size_t)room * sizeof *ends);
-        if (!ends) return tr__fail(TR_NO_MEMORY, "no memory for %d strings", room);
-        s->ends = ends;
-        s->room = room;
-    }
+    if (!tr__grow(&s->ends, (size_t)s->count, &s->room, sizeof *s->ends))
+        return tr__fail(TR_NO_MEMORY, "no memory for %d strings", s->count + 1);
     if (s->capacity - s->used < count || !s->bytes) {
         size_t capacity = 2 * s->capacity + count + 256;
         unsigned char *bytes = realloc(s->bytes, capacity);

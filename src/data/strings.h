@@ -10,7 +10,8 @@ typedef struct tr__strings {
     unsigned char *bytes; /* of all, one behind the other */
     size_t used, capacity;
     size_t *ends;         /* where each ends there */
-    int count, room;
+    int count;
+    size_t room;          /* of ends */
     int32_t *slots;       /* numbers by hash, -1: free; a power of two of them */
     uint32_t slot_count;
 } tr__strings;

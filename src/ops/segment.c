@@ -1,5 +1,7 @@
 #include "ops/segment.h"
 
+#include "base/memory.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,11 +33,13 @@ struct tr__recompute_segment {
     tr_dtype autocast;
     int n_inputs;
     input *inputs;
-    int n_slots, capacity;
     slot *slots;
+    int n_slots;
+    size_t slot_room;
     bool filled;
     noted_leaf *leaves;
-    int n_leaves, leaf_capacity;
+    int n_leaves;
+    size_t leaf_room;
     char *draws; /* attributes of random ops, each in a multiple of 16 bytes */
     size_t draws_size;
 };
@@ -166,13 +170,8 @@ static tr_status note_leaf(tr__recompute_segment *s, tr_tensor *leaf)
 {
     for (int i = s->n_leaves - 1; i >= 0; i--)
         if (s->leaves[i].leaf == leaf) return TR_OK;
-    if (s->n_leaves == s->leaf_capacity) {
-        int capacity = s->leaf_capacity ? 2 * s->leaf_capacity : 8;
-        noted_leaf *leaves = realloc(s->leaves, (size_t)capacity * sizeof *leaves);
-        if (!leaves) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
-        s->leaves = leaves;
-        s->leaf_capacity = capacity;
-    }
+    if (!tr__grow(&s->leaves, (size_t)s->n_leaves, &s->leaf_room, sizeof *s->leaves))
+        return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
     noted_leaf *noted = &s->leaves[s->n_leaves++];
     *noted = (noted_leaf){.leaf = tr__ref(leaf)};
     return tr__saved_keep(&noted->kept, leaf);
@@ -189,13 +188,8 @@ tr_status tr__segment_note(tr_tensor *leaf)
 
 static tr_status add_slot(tr__recompute_segment *s, const tr_tensor *t)
 {
-    if (s->n_slots == s->capacity) {
-        int capacity = s->capacity ? 2 * s->capacity : 16;
-        slot *slots = realloc(s->slots, (size_t)capacity * sizeof *slots);
-        if (!slots) return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
-        s->slots = slots;
-        s->capacity = capacity;
-    }
+    if (!tr__grow(&s->slots, (size_t)s->n_slots, &s->slot_room, sizeof *s->slots))
+        return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
     s->slots[s->n_slots++] = (slot){.shape = t->shape, .dtype = t->dtype};
     return TR_OK;
 }

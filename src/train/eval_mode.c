@@ -1,5 +1,6 @@
 #include "train/eval_mode.h"
 
+#include "base/memory.h"
 #include "nn/module.h"
 
 #include <stdlib.h>
@@ -7,13 +8,8 @@
 static tr_status note(tr__walk *walk, tr_module *module)
 {
     tr__modes *m = walk->user;
-    if (m->count == m->capacity) {
-        int capacity = m->capacity ? 2 * m->capacity : 64;
-        bool *training = realloc(m->training, (size_t)capacity * sizeof *training);
-        if (!training) return tr__fail(TR_NO_MEMORY, "evaluate: out of memory");
-        m->training = training;
-        m->capacity = capacity;
-    }
+    if (!tr__grow(&m->training, m->count, &m->room, sizeof *m->training))
+        return tr__fail(TR_NO_MEMORY, "evaluate: out of memory");
     m->training[m->count++] = !module->mode.evaluating;
     return TR_OK;
 }

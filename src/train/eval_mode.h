@@ -8,7 +8,7 @@
 
 typedef struct tr__modes {
     bool *training; /* which modules were, in the order of a walk */
-    int count, capacity, at;
+    size_t count, room, at;
 } tr__modes;
 
 /* After a failure there is nothing to end. */

@@ -3,6 +3,7 @@
 #include "base/folder.h"
 #include "base/log.h"
 #include "base/given.h"
+#include "base/memory.h"
 #include "base/profile.h"
 #include "data/unicode.h"
 #include "device/device.h"
@@ -41,7 +42,8 @@ typedef struct fit {
     int64_t skipped;     /* bad samples before this call */
     int folder_fd;       /* rank 0's, locked; -1 elsewhere */
     double *step_ms;     /* of the steps of this call */
-    int64_t steps, capacity;
+    int64_t steps;
+    size_t step_room;
     tr_fit_report *report;
 } fit;
 
@@ -192,20 +194,6 @@ static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
     return status;
 }
 
-/* The array grows with the steps: a schedule may be very long. */
-static tr_status note_time(fit *f, double ms)
-{
-    if (f->steps == f->capacity) {
-        int64_t capacity = f->capacity ? 2 * f->capacity : 1024;
-        double *grown = reallocarray(f->step_ms, (size_t)capacity, sizeof *grown);
-        if (!grown) return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %" PRId64 " steps", capacity);
-        f->step_ms = grown;
-        f->capacity = capacity;
-    }
-    f->step_ms[f->steps++] = ms;
-    return TR_OK;
-}
-
 static bool validation_is_due(const fit *f)
 {
     int64_t step = f->trainer->step;
@@ -237,7 +225,9 @@ static tr_status step(fit *f, bool *stop)
     int64_t start = tr__now_ns();
     *stop = wants_to_stop(f);
     TR__TRY(train_step(f, &row, stop));
-    TR__TRY(note_time(f, 1e3 * seconds_since(start)));
+    if (!tr__grow(&f->step_ms, (size_t)f->steps, &f->step_room, sizeof *f->step_ms)) /* a schedule may be very long */
+        return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %" PRId64 " steps", f->steps + 1);
+    f->step_ms[f->steps++] = 1e3 * seconds_since(start);
     if (f->profiling && !is_profiled(f)) end_profile(f);
 
     /* A run that stops on the way measures nothing that an unbroken one would not. */

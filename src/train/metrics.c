@@ -5,6 +5,7 @@
 #include "train/metrics.h"
 
 #include "base/c_locale.h"
+#include "base/memory.h"
 #include "train/checkpoint.h"
 #include "train/history.h"
 #include "train/plain_file.h"
@@ -24,7 +25,8 @@ enum { NUMBER = 340, LINE = 9 * NUMBER }; /* bytes that a number and a row take 
 struct tr_metrics {
     tr__object object;
     tr_metrics_row *rows;
-    int64_t count, capacity;
+    int64_t count;
+    size_t room; /* for rows */
     char *path; /* NULL: no file */
     char header[160];
     bool accuracy; /* the file has that column */
@@ -165,25 +167,14 @@ tr_status tr_metrics_sync(tr_metrics *m)
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-static tr_status remember(tr_metrics *m, const tr_metrics_row *row)
-{
-    if (m->count == m->capacity) {
-        int64_t capacity = m->capacity ? 2 * m->capacity : 1024;
-        tr_metrics_row *rows = realloc(m->rows, (size_t)capacity * sizeof *rows);
-        if (!rows) return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " rows of metrics", capacity);
-        m->rows = rows;
-        m->capacity = capacity;
-    }
-    m->rows[m->count++] = *row;
-    return TR_OK;
-}
-
 tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
 {
     if (!m || !row) return tr__fail(TR_INVALID, "metrics_add: %s NULL", m ? "the row is" : "the metrics are");
     TR__TRY(tr_status_of(m));
     TR__TRY(tr__row_check(row, m->count ? m->rows[m->count - 1].step : -1));
-    TR__TRY(remember(m, row));
+    if (!tr__grow(&m->rows, (size_t)m->count, &m->room, sizeof *m->rows))
+        return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " rows of metrics", m->count + 1);
+    m->rows[m->count++] = *row;
     if (!m->path) return TR_OK;
     TR__C_NUMBERS;
     char line[LINE];
@@ -215,7 +206,8 @@ tr_status tr__metrics_restore(tr_metrics *m, const tr_tensor_list *history, cons
     if (status != TR_OK) return tr__fail_context(status, "%s", checkpoint);
     free(m->rows);
     m->rows = rows;
-    m->count = m->capacity = count;
+    m->count = count;
+    m->room = (size_t)count;
     return m->path ? write_all(m) : TR_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/folder.h"
 #include "base/json_string.h"
+#include "base/memory.h"
 #include "base/profile.h"
 #include "nn/module.h"
 
@@ -40,7 +41,7 @@ typedef struct tables {
     const tr__span *spans;
     size_t count, lost;
     total *totals;
-    size_t n, capacity;
+    size_t n, room;
     int64_t steps;
 } tables;
 
@@ -56,13 +57,7 @@ static total *find(const tables *t, const total *key)
 
 static total *add(tables *t, const total *key)
 {
-    if (t->n == t->capacity) {
-        size_t capacity = t->capacity ? 2 * t->capacity : 64;
-        total *totals = realloc(t->totals, capacity * sizeof *totals);
-        if (!totals) return NULL;
-        t->totals = totals;
-        t->capacity = capacity;
-    }
+    if (!tr__grow(&t->totals, t->n, &t->room, sizeof *t->totals)) return NULL;
     t->totals[t->n] = *key;
     t->totals[t->n].name = strdup(key->name);
     return t->totals[t->n].name ? &t->totals[t->n++] : NULL;
