@@ -236,41 +236,50 @@ tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y)
     return set;
 }
 
-/* ---- Parts of another -------------------------------------------------------------------------------------------- */
+/* ---- Some of another's ------------------------------------------------------------------------------------------- */
 
-typedef struct slice {
+typedef struct selection {
     tr_dataset *base; /* a reference */
     int64_t begin;
-} slice;
+    int64_t *indices; /* of the chosen ones; NULL: those from begin on */
+} selection;
 
-static tr_status slice_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+static int64_t place_of(const selection *s, int64_t index)
 {
-    const slice *s = tr__dataset_state(set);
-    return s->base->kind->get(s->base, s->begin + index, seed, out);
+    return s->indices ? s->indices[index] : s->begin + index;
 }
 
-static tr_status slice_write(tr_dataset *set, int64_t index, void *x, void *y)
+static tr_status selection_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
 {
-    const slice *s = tr__dataset_state(set);
-    return s->base->kind->write(s->base, s->begin + index, x, y);
+    const selection *s = tr__dataset_state(set);
+    return s->base->kind->get(s->base, place_of(s, index), seed, out);
 }
 
-static void slice_destroy(tr_dataset *set)
+static tr_status selection_write(tr_dataset *set, int64_t index, void *x, void *y)
 {
-    tr__unref(((const slice *)tr__dataset_state(set))->base);
+    const selection *s = tr__dataset_state(set);
+    return s->base->kind->write(s->base, place_of(s, index), x, y);
 }
 
-static void slice_sum(tr_dataset *set, tr__content *content)
+static void selection_destroy(tr_dataset *set)
 {
-    const slice *s = tr__dataset_state(set);
-    tr__content_add(content, &s->begin, sizeof s->begin);
+    const selection *s = tr__dataset_state(set);
+    tr__unref(s->base);
+    free(s->indices);
+}
+
+static void selection_sum(tr_dataset *set, tr__content *content)
+{
+    const selection *s = tr__dataset_state(set);
+    if (s->indices) tr__content_add(content, s->indices, (size_t)set->count * sizeof *s->indices);
+    else tr__content_add(content, &s->begin, sizeof s->begin);
     tr__dataset_sum(s->base, content);
 }
 
-static const tr__dataset_kind slice_kind = {
-    .get = slice_get, .write = slice_write, .destroy = slice_destroy, .sum = slice_sum};
+static const tr__dataset_kind selection_kind = {
+    .get = selection_get, .write = selection_write, .destroy = selection_destroy, .sum = selection_sum};
 
-/* Takes count, name and layout from the dataset that another is built on. */
+/* Takes count and name from the dataset that another is built on. */
 static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place, tr_dataset *base)
 {
     if (!base) return tr__fail(TR_INVALID, "%s: the dataset is NULL", what);
@@ -281,17 +290,10 @@ static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place,
     return TR_OK;
 }
 
-static tr_status slice_fill(tr_dataset *set, tr_dataset *base, int64_t begin, int64_t end)
+/* The same for a selection, which also has the layout. */
+static tr_status select_from(const char *what, tr_dataset *set, tr_dataset *base)
 {
-    slice *s = tr__dataset_state(set);
-    TR__TRY(stand_on("dataset_slice", set, &s->base, base));
-    if (begin < 0 || end < begin || end > base->count)
-        return tr__fail(TR_INVALID, "dataset_slice: no samples [%" PRId64 ", %" PRId64 "): %s has %" PRId64, begin, end,
-            base->name, base->count);
-    s->begin = begin;
-    set->count = end - begin;
-    set->source = base->source;
-    set->source_begin = base->source_begin + begin;
+    TR__TRY(stand_on(what, set, &((selection *)tr__dataset_state(set))->base, base));
     set->laid_out = base->laid_out;
     set->has_y = base->has_y;
     set->x = base->x;
@@ -299,54 +301,32 @@ static tr_status slice_fill(tr_dataset *set, tr_dataset *base, int64_t begin, in
     return TR_OK;
 }
 
+static tr_status slice_fill(tr_dataset *set, tr_dataset *base, int64_t begin, int64_t end)
+{
+    selection *s = tr__dataset_state(set);
+    TR__TRY(select_from("dataset_slice", set, base));
+    if (begin < 0 || end < begin || end > base->count)
+        return tr__fail(TR_INVALID, "dataset_slice: no samples [%" PRId64 ", %" PRId64 "): %s has %" PRId64, begin, end,
+            base->name, base->count);
+    s->begin = begin;
+    set->count = end - begin;
+    set->source = base->source;
+    set->source_begin = base->source_begin + begin;
+    return TR_OK;
+}
+
 tr_dataset *tr_dataset_slice(tr_dataset *base, int64_t begin, int64_t end)
 {
-    tr_dataset *set = tr__dataset_new(&slice_kind, "slice", sizeof(slice));
+    tr_dataset *set = tr__dataset_new(&selection_kind, "slice", sizeof(selection));
     if (tr__error_of(set)) return set;
     if (slice_fill(set, base, begin, end) != TR_OK) tr__object_break(set);
     return set;
 }
 
-/* ---- Chosen ones ------------------------------------------------------------------------------------------------- */
-
-typedef struct subset {
-    tr_dataset *base; /* a reference */
-    int64_t *indices;
-} subset;
-
-static tr_status subset_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
-{
-    const subset *s = tr__dataset_state(set);
-    return s->base->kind->get(s->base, s->indices[index], seed, out);
-}
-
-static tr_status subset_write(tr_dataset *set, int64_t index, void *x, void *y)
-{
-    const subset *s = tr__dataset_state(set);
-    return s->base->kind->write(s->base, s->indices[index], x, y);
-}
-
-static void subset_destroy(tr_dataset *set)
-{
-    const subset *s = tr__dataset_state(set);
-    tr__unref(s->base);
-    free(s->indices);
-}
-
-static void subset_sum(tr_dataset *set, tr__content *content)
-{
-    const subset *s = tr__dataset_state(set);
-    tr__content_add(content, s->indices, (size_t)set->count * sizeof *s->indices);
-    tr__dataset_sum(s->base, content);
-}
-
-static const tr__dataset_kind subset_kind = {
-    .get = subset_get, .write = subset_write, .destroy = subset_destroy, .sum = subset_sum};
-
 static tr_status subset_fill(tr_dataset *set, tr_dataset *base, const int64_t *indices, int64_t count)
 {
-    subset *s = tr__dataset_state(set);
-    TR__TRY(stand_on("dataset_subset", set, &s->base, base));
+    selection *s = tr__dataset_state(set);
+    TR__TRY(select_from("dataset_subset", set, base));
     if (count < 0) return tr__fail(TR_INVALID, "dataset_subset: the count must be 0 or more, not %" PRId64, count);
     if (count && !indices) return tr__fail(TR_INVALID, "dataset_subset: indices is NULL");
     for (int64_t i = 0; i < count; i++)
@@ -357,16 +337,12 @@ static tr_status subset_fill(tr_dataset *set, tr_dataset *base, const int64_t *i
     if (!s->indices) return tr__fail(TR_NO_MEMORY, "dataset_subset: no memory for %" PRId64 " numbers", count);
     if (count) memcpy(s->indices, indices, (size_t)count * sizeof *indices);
     set->count = count;
-    set->laid_out = base->laid_out;
-    set->has_y = base->has_y;
-    set->x = base->x;
-    set->y = base->y;
     return TR_OK;
 }
 
 tr_dataset *tr_dataset_subset(tr_dataset *base, const int64_t *indices, int64_t count)
 {
-    tr_dataset *set = tr__dataset_new(&subset_kind, "subset", sizeof(subset));
+    tr_dataset *set = tr__dataset_new(&selection_kind, "subset", sizeof(selection));
     if (tr__error_of(set)) return set;
     if (subset_fill(set, base, indices, count) != TR_OK) tr__object_break(set);
     return set;
