@@ -1,9 +1,7 @@
 /* Images: where convolutions, poolings and what stands between them put their elements, and the modules for images. */
 #include "base/isa.h"
 #include "ops/conv.h"
-#include "ops/cpu/conv/conv_gemm.h"
-#include "ops/cpu/conv/direct.h"
-#include "ops/cpu/conv/winograd.h"
+#include "ops/cpu/conv/conv.h"
 #include "ops/onednn/kernels.h"
 
 #include <trireme/trireme.h>

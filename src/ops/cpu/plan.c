@@ -3,7 +3,6 @@
 #include "base/isa.h"
 #include "base/log.h"
 #include "ops/cpu/conv/conv.h"
-#include "ops/cpu/conv/conv_gemm.h"
 #include "ops/onednn/kernels.h"
 
 #include <stdatomic.h>

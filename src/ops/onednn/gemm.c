@@ -4,14 +4,59 @@
  */
 #include "ops/onednn/engine.h"
 #include "ops/onednn/kernels.h"
-#include "ops/onednn/matmul.h"
+#include "ops/onednn/primitive.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* TASK: of c's longer side, per task. oneDNN packs the other operand anew for each, so not too little.
  * DEPTH: terms that its sgemm for SSE 4.1 gets at once. It adds them one after the other in a single float, whose error grows with
  * their number: 40,000 terms were off by 7e-6 of their sum. The kernels for later machines add up blocks by themselves. */
 enum { TASK = 512, DEPTH = 1024 };
+
+/* ---- Primitives for 16-bit floats ------------------------------------------------------------------------------------- */
+
+/* c: [m, n] (+)= a: [m, k] b: [k, n] + bias: [n]; strides in elements. */
+typedef struct half_gemm {
+    int64_t m, n, k, a_row, a_column, b_row, b_column, c_row;
+    int64_t dtype, with_bias, accumulate;
+} half_gemm;
+
+static dnnl_status_t describe(tr__primitive *p, const half_gemm *k)
+{
+    static const int names[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS};
+    const int64_t size[][2] = {{k->m, k->k}, {k->k, k->n}, {k->m, k->n}, {1, k->n}};
+    const int64_t stride[][2] = {{k->a_row, k->a_column}, {k->b_row, k->b_column}, {k->c_row, 1}, {k->n, 1}};
+    dnnl_data_type_t type = k->dtype == TR_BF16 ? dnnl_bf16 : dnnl_f16;
+    dnnl_status_t status = dnnl_success;
+    p->parts = 4;
+    for (int i = 0; i < p->parts && status == dnnl_success; i++) {
+        p->argument[i] = names[i];
+        status = tr__dnnl_desc_new(&p->desc[i], type, 2, size[i], stride[i]);
+    }
+    return status;
+}
+
+static dnnl_status_t make(tr__primitive *p, dnnl_engine_t engine, const void *user)
+{
+    const half_gemm *k = user;
+    dnnl_primitive_attr_t attr = NULL;
+    dnnl_primitive_desc_t desc = NULL;
+    dnnl_status_t status = describe(p, k);
+    if (status == dnnl_success) status = tr__primitive_attributes(k->accumulate, &attr);
+    if (status == dnnl_success)
+        status = tr__dnnl_matmul(&desc, engine, &p->desc[0], &p->desc[1], k->with_bias ? &p->desc[3] : NULL, &p->desc[2],
+            attr);
+    char text[120];
+    snprintf(text, sizeof text, "matmul %s [%lld, %lld] x [%lld, %lld]", tr_dtype_name((tr_dtype)k->dtype),
+        (long long)k->m, (long long)k->k, (long long)k->k, (long long)k->n);
+    if (status == dnnl_success) status = tr__primitive_finish(p, desc, text);
+    if (desc) dnnl_primitive_desc_destroy(desc);
+    if (attr) dnnl_primitive_attr_destroy(attr);
+    return status;
+}
+
+/* ---- Tasks --------------------------------------------------------------------------------------------------------------- */
 
 /* A matrix as oneDNN takes it: rows, or with 'T' columns, that are contiguous and ld apart. */
 typedef struct operand {
@@ -104,17 +149,17 @@ static dnnl_status_t run_f32(const tasks *work, const block *t)
     return status;
 }
 
-static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **matmul)
+static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **out)
 {
     const tr__gemm *p = work->p;
     block t = block_of(work, task);
-    tr__matmul key = {t.m, t.n, t.k, .c_row = work->c.ld, .dtype = p->a.dtype, .with_bias = t.bias != NULL};
-    key.a_row = offset(work->a, 1, 0);
-    key.a_column = offset(work->a, 0, 1);
-    key.b_row = offset(work->b, 1, 0);
-    key.b_column = offset(work->b, 0, 1);
-    key.accumulate = p->accumulate || t.residual;
-    return tr__matmul_get(&key, matmul);
+    const half_gemm made = {.m = t.m, .n = t.n, .k = t.k, .a_row = offset(work->a, 1, 0), .a_column = offset(work->a, 0, 1),
+        .b_row = offset(work->b, 1, 0), .b_column = offset(work->b, 0, 1), .c_row = work->c.ld, .dtype = p->a.dtype,
+        .with_bias = t.bias != NULL, .accumulate = p->accumulate || t.residual};
+    tr__primitive_key key = {.kind = TR__DNNL_MATMUL};
+    _Static_assert(sizeof made <= sizeof key.number, "a matmul's numbers fit a key");
+    memcpy(key.number, &made, sizeof made);
+    return tr__primitive_get("matmul", &key, make, &made, out);
 }
 
 static dnnl_status_t run_half(const tasks *work, const block *t, bool last)
@@ -174,4 +219,44 @@ tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device)
     }
     for (int i = 0; i < 2; i++) tr__primitive_unref(work.matmul[i]);
     return status;
+}
+
+/* ---- Calls of matmul, linear and its gradients, as oneDNN takes them: of one dtype -------------------------------------- */
+
+static bool of_one_dtype(const tr_op_call *call)
+{
+    for (int i = 1; i < call->n_inputs; i++)
+        if (call->inputs[i] && call->inputs[i]->dtype != call->inputs[0]->dtype) return false;
+    for (int i = 0; i < call->n_outputs; i++)
+        if (call->outputs[i] && call->outputs[i]->dtype != call->inputs[0]->dtype) return false;
+    return true;
+}
+
+/* linear, or a gradient of it, of 16-bit numbers and f32 parameters: with copies of these of input 0's dtype. */
+static tr_status with_copies(tr_op_call *call)
+{
+    TR_SCOPE;
+    tr_dtype dtype = call->inputs[0]->dtype;
+    tr_linear_attrs attrs = *(const tr_linear_attrs *)call->attrs;
+    const bool accumulate[] = {attrs.accumulate, attrs.accumulate_bias};
+    attrs.accumulate = attrs.accumulate_bias = false;
+    tr_tensor *inputs[TR_OP_MAX_INPUTS] = {NULL}, *outputs[2] = {NULL};
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->inputs[i]) inputs[i] = tr__staged(call->inputs[i], dtype, call->inputs[i]->stride, true);
+    for (int i = 0; i < call->n_outputs; i++)
+        if (call->outputs[i]) outputs[i] = tr__tensor_new(call->outputs[i]->shape, dtype, tr__device_of(call->outputs[i]));
+    TR__TRY(tr__op_run(call->op, &attrs, inputs, call->n_inputs, outputs, call->n_outputs));
+    for (int i = 0; i < call->n_outputs; i++) {
+        tr_tensor *to = call->outputs[i];
+        if (to && !accumulate[i]) TR__TRY(tr__copy_elements(to, outputs[i]));
+        else if (to) TR__TRY(tr__add_onto(to, tr_cast(outputs[i], to->dtype)));
+    }
+    return TR_OK;
+}
+
+tr_status tr__onednn_matmul(tr_op_call *call, const tr__gemm *p)
+{
+    if (!of_one_dtype(call)) return with_copies(call);
+    tr_status status = tr__onednn_gemm(p, tr__device_of(call->inputs[0]));
+    return status == TR_OK ? tr__bias_gradient(call) : status;
 }
