@@ -355,9 +355,7 @@ static tr_status take(tr_loader *l, tr__batch_result *batch)
     pthread_cond_signal(&l->work);
     pthread_mutex_unlock(&l->lock);
     *batch = taken.batch;
-    tr_status status = tr__fail_stored(taken.error);
-    tr__error_unref(taken.error);
-    return status;
+    return tr__error_restore(taken.error);
 }
 
 /* Names what the current batch has skipped in the log, each sample once; counts it whenever it was to be in a batch. */

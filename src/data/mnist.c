@@ -58,10 +58,7 @@ static tr_dataset *from_files(const tr_image_set_options *o)
     if (check_shapes(o, images->shape, labels->shape) != TR_OK) return tr__dataset_failed();
     tr_shape s = images->shape;
     tr_tensor *channel = tr__tensor_view(images, TR_SHAPE(s.dim[0], 1, s.dim[1], s.dim[2]), NULL, 0);
-    if (tr__bad(channel)) {
-        (void)tr__fail_stored(channel->object.error);
-        return tr__dataset_failed();
-    }
+    if (tr_status_of(channel) != TR_OK) return tr__dataset_failed();
     return tr__byte_images("mnist", channel, labels, o->raw);
 }
 

@@ -464,8 +464,7 @@ tr_status tr__linear_backward(tr_backward_call *call)
     bool by_rows = goes_by_rows(call, &consumer);
     if (call->needs[1] && !consumer) dw = tr__grad_target(call, 1, &attrs.accumulate);
     if (call->needs[2]) db = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    TR__TRY(tr_status_of(dw));
-    TR__TRY(tr_status_of(db));
+    TR__TRY_ALL(dw, db);
     tr_tensor *at_once[2] = {by_rows ? NULL : dw, db};
     if (at_once[0] || at_once[1])
         TR__TRY(tr__op_run(tr__op(linear_grad_weight), &attrs, (tr_tensor *[]){g, call->inputs[0]}, 2, at_once, 2));

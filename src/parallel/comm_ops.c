@@ -76,8 +76,7 @@ static tr_status copy_blocks(tr_tensor *blocks, tr_tensor *whole, int dim, bool 
     for (int b = 0; b < n; b++) {
         tr_tensor *part = tr__tensor_view(blocks, shape, NULL, blocks->offset + b * blocks->stride[0]);
         tr_tensor *place = block_of(whole, dim, b, n);
-        TR__TRY(tr_status_of(part));
-        TR__TRY(tr_status_of(place));
+        TR__TRY_ALL(part, place);
         TR__TRY(to_whole ? tr_copy_into(place, part) : tr_copy_into(part, place));
     }
     return TR_OK;

@@ -388,11 +388,9 @@ static void break_group(const tr__ddp *d, tr_status status)
 
 static void fail_all(tr__ddp *d, tr_status status)
 {
-    tr__error *why = tr__error_take();
+    TR__KEEP_ERROR;
     break_group(d, status);
     (void)!wait_all(d);
-    tr__fail_stored(why);
-    tr__error_unref(why);
 }
 
 /* Says in a mismatch whose calls tell of frozen parameters which of them are frozen here. */

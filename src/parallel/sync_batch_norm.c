@@ -48,8 +48,7 @@ static tr_tensor *vector_like(const tr_tensor *t)
     return tr__tensor_new(t->shape, t->dtype, tr__device_of(t));
 }
 
-/* ---- Forward ------------------------------------------------------------------------------------------------------
- */
+/* ---- Forward ------------------------------------------------------------------------------------------------------ */
 
 static tr_status infer(tr_op_call *call)
 {
@@ -101,10 +100,7 @@ static tr_status share_moments(tr_group *group, double numbers, tr_tensor *mean,
     int ranks = tr_world_size(group);
     const tr_tensor *own_mean = here(mean), *own_var = here(var);
     tr_tensor *new_mean = for_writing(mean), *new_var = for_writing(var);
-    TR__TRY(tr_status_of(own_mean));
-    TR__TRY(tr_status_of(own_var));
-    TR__TRY(tr_status_of(new_mean));
-    TR__TRY(tr_status_of(new_var));
+    TR__TRY_ALL(own_mean, own_var, new_mean, new_var);
     double *own = malloc(sizeof *own * (size_t)row * (size_t)(ranks + 1)), *all = own + row;
     if (!own) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
     own[0] = numbers;
@@ -141,14 +137,12 @@ static tr_status forward(tr_op_call *call)
     TR__TRY(tr_fill(call->outputs[NUMBERS], all_numbers));
     if (!numbers) return TR_OK;
     tr_tensor *used[] = {vector_like(mean), vector_like(var)};
-    TR__TRY(tr_status_of(used[0]));
-    TR__TRY(tr_status_of(used[1]));
+    TR__TRY_ALL(used[0], used[1]);
     return tr__op_run(tr__op(batch_norm), &given, (tr_tensor *[]){x, weight, bias, mean, var}, 5,
                    (tr_tensor *[]){call->outputs[Y], used[0], used[1]}, 3);
 }
 
-/* ---- Backward -----------------------------------------------------------------------------------------------------
- */
+/* ---- Backward ----------------------------------------------------------------------------------------------------- */
 
 /* The sums over this rank's numbers, [channels] each, become those over all ranks' in *all: dweight, then dbias. */
 static tr_status share_sums(tr_group *group, const tr_tensor *dweight, const tr_tensor *dbias, double *all)
@@ -156,8 +150,7 @@ static tr_status share_sums(tr_group *group, const tr_tensor *dweight, const tr_
     int64_t channels = dweight->shape.dim[0];
     dweight = here(dweight);
     dbias = here(dbias);
-    TR__TRY(tr_status_of(dweight));
-    TR__TRY(tr_status_of(dbias));
+    TR__TRY_ALL(dweight, dbias);
     for (int64_t c = 0; c < channels; c++) {
         all[c] = value_of(dweight, c);
         all[channels + c] = value_of(dbias, c);
@@ -172,11 +165,7 @@ static tr_status through_moments(const tr_backward_call *call, const double *sum
     double eps = ((const sync_attrs *)call->attrs)->eps, numbers = tr_item(call->outputs[NUMBERS]);
     tr_tensor *of_x = for_writing(of_x_there), *rest = for_writing(rest_there);
     if (weight && !tr_data(weight)) weight = here(weight);
-    TR__TRY(tr_status_of(weight));
-    TR__TRY(tr_status_of(mean));
-    TR__TRY(tr_status_of(var));
-    TR__TRY(tr_status_of(of_x));
-    TR__TRY(tr_status_of(rest));
+    TR__TRY_ALL(weight, mean, var, of_x, rest);
     int64_t channels = mean->shape.dim[0];
     for (int64_t c = 0; c < channels; c++) {
         double rstd = 1 / sqrt(value_of(var, c) + eps);
@@ -199,10 +188,8 @@ static tr_tensor *complete(const tr_backward_call *call, tr_tensor *x, tr_tensor
               *ones = tr_full_with(1, &like),
               *through = tr__tensor_new_strided(x->shape, dx->stride, x->dtype, tr__device_of(x)),
               *used[] = {vector_like(mean), vector_like(mean)};
-    tr_tensor *made[] = {of_x, rest, zeros, ones, through, used[0], used[1]};
-    for (int i = 0; i < 7; i++)
-        if (tr__bad(made[i])) return tr__tensor_pass(made[i]);
-    if (through_moments(call, sums, of_x, rest) != TR_OK) return tr__tensor_failed();
+    const tr_tensor *const made[] = {of_x, rest, zeros, ones, through, used[0], used[1]};
+    if (tr__sound(7, made) != TR_OK || through_moments(call, sums, of_x, rest) != TR_OK) return tr__tensor_failed();
     const tr_batch_norm_attrs attrs = {.frozen = true};
     tr_status status = tr__op_run(tr__op(batch_norm), &attrs, (tr_tensor *[]){x, of_x, rest, zeros, ones}, 5,
                                (tr_tensor *[]){through, used[0], used[1]}, 3);
@@ -226,12 +213,9 @@ static tr_status backward(tr_backward_call *call)
     tr_tensor *g = call->grad_outputs[Y], *x = call->inputs[X], *mean = call->outputs[MEAN], *var = call->outputs[VAR];
     if (!g) return TR_OK;
     tr_tensor *dweight = vector_like(mean), *dbias = vector_like(mean), *dx = NULL;
-    TR__TRY(tr_status_of(dweight));
-    TR__TRY(tr_status_of(dbias));
     g = tr_cast(g, mean->dtype); /* dx is a sum, which is rounded once */
     x = tr_cast(x, mean->dtype);
-    TR__TRY(tr_status_of(g));
-    TR__TRY(tr_status_of(x));
+    TR__TRY_ALL(dweight, dbias, g, x);
     if (call->needs[X]) {
         int64_t stride[TR_MAX_DIMS];
         tr__strides_like(x, x->shape, stride);
@@ -282,8 +266,7 @@ tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_op
     return tr_escape(status == TR_OK ? tr__batch_norm_activate(o, y) : tr__tensor_failed());
 }
 
-/* ---- Modules ------------------------------------------------------------------------------------------------------
- */
+/* ---- Modules ------------------------------------------------------------------------------------------------------ */
 
 static tr_tensor *normalize(const tr_batch_norm_op_options *options, void *user)
 {

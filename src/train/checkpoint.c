@@ -294,10 +294,8 @@ tr_status tr__checkpoint_save(int parent, const tr_checkpoint_save_options *o)
         clear_away(remove_tree(parent, temporary, o->folder));
         clear_away(prune(parent, o));
     } else {
-        tr__error *first = tr__error_take();
-        (void)remove_tree(parent, temporary, o->folder); /* report the first failure */
-        tr__fail_stored(first);
-        tr__error_unref(first);
+        TR__KEEP_ERROR; /* the first failure is reported */
+        (void)remove_tree(parent, temporary, o->folder);
     }
     return status;
 }
@@ -483,8 +481,7 @@ tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *st
         strcpy(passed_over, found);
         /* A checkpoint that cannot be read for another reason, such as a permission, is an error. */
         bool older = several && status == TR_FORMAT && find_before(folder, at, found, &at) == TR_OK;
-        status = tr__fail_stored(why);
-        tr__error_unref(why);
+        status = tr__error_restore(why);
         if (!older) return status;
         tr__log(TR_LOG_WARN, "%s is damaged (%s): going on from %s", passed_over, tr_error_message(), found);
         ++*damaged;

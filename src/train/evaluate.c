@@ -139,8 +139,7 @@ static tr_status share(tr_group *group, tr_status own, double sums[SUMS])
     tr__error *error = own == TR_OK ? NULL : tr__error_take();
     sums[FAILED] = own != TR_OK;
     tr_status status = tr_all_reduce(group, sums, SUMS, .dtype = TR_F64);
-    if (error) status = tr__fail_stored(error);
-    tr__error_unref(error);
+    if (error) status = tr__error_restore(error);
     if (status != TR_OK || sums[FAILED] == 0) return status;
     return tr__fail(TR_PEER, "evaluate: it failed on %g of the other ranks", sums[FAILED]);
 }

@@ -33,8 +33,7 @@ const tr__tensor_record *tr__file_record_find(const tr__file_record *record, con
     return record->count ? bsearch(&key, record->tensors, (size_t)record->count, sizeof key, by_name) : NULL;
 }
 
-/* ---- SHA-256 ------------------------------------------------------------------------------------------------------
- */
+/* ---- SHA-256 ------------------------------------------------------------------------------------------------------ */
 
 tr_status tr__sha256_begin(tr__sha256 *hash)
 {

@@ -247,9 +247,7 @@ static tr_status step(fit *f, bool *stop)
     if (status == TR_OK) status = check_folder(f);
     if (saves && status == TR_OK) status = save(f);
     if (status != TR_OK && check_folder(f) != TR_OK) status = TR_STATE; /* why it could not be written */
-    if (judged != TR_OK) status = tr__fail_stored(first);
-    tr__error_unref(first);
-    return status;
+    return judged == TR_OK ? status : tr__error_restore(first);
 }
 
 /* Whatever ended a validation before its end, a lost rank say, has left a checkpoint of the step without the score. */

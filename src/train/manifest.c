@@ -26,8 +26,7 @@ static const char file_name[] = "manifest.json";
 static const char tail_begin[] = "  \"crc32c\": \"", tail_end[] = "\"\n}\n";
 enum { TAIL = sizeof tail_begin - 1 + 8 + sizeof tail_end - 1 };
 
-/* ---- Making -------------------------------------------------------------------------------------------------------
- */
+/* ---- Making ------------------------------------------------------------------------------------------------------- */
 
 static void add_metadata(tr__sha256 *hash, const tr_tensor_list *list)
 {
@@ -96,8 +95,7 @@ const tr__file_record *tr__manifest_file(const tr__manifest *m, const char *name
     return NULL;
 }
 
-/* ---- Writing ------------------------------------------------------------------------------------------------------
- */
+/* ---- Writing ------------------------------------------------------------------------------------------------------ */
 
 static void write_file(FILE *to, const char *name, const tr__file_record *r)
 {
@@ -137,8 +135,7 @@ tr_status tr__manifest_write(const tr__manifest *m, const char *folder)
     return status;
 }
 
-/* ---- Reading ------------------------------------------------------------------------------------------------------
- */
+/* ---- Reading ------------------------------------------------------------------------------------------------------ */
 
 static bool read_hex(const cJSON *item, uint32_t *out)
 {

@@ -85,11 +85,7 @@ tr_status tr__trainer_agree(tr_trainer *t, tr_status status, const char *what)
     int32_t well = t->rank != 0 || status == TR_OK;
     tr__error *own = status == TR_OK ? NULL : tr__error_take();
     tr_status shared = tr_all_reduce(t->plan.group, &well, 1, .dtype = TR_I32, .op = TR_MIN);
-    if (own) {
-        tr__fail_stored(own);
-        tr__error_unref(own);
-        return status;
-    }
+    if (own) return tr__error_restore(own);
     if (shared != TR_OK || well) return shared;
     return tr__fail(TR_PEER, "rank 0 failed to %s", what);
 }
