@@ -586,25 +586,25 @@ static bool modules_may_differ(const tr_ddp_options *o)
     return o->size >= offsetof(tr_ddp_options, modules_may_differ) + sizeof o->modules_may_differ && o->modules_may_differ;
 }
 
-/* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. */
-static tr_status compare_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
+/* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. The same tensors in
+ * other modules (an activation, a dropout, heads) would learn what none of the ranks computes. */
+static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress,
+    const tr_tensor_list *state)
 {
     tr__facts facts = {0};
+    tr_status status = TR_OK;
     tr__facts_say(&facts, "modules_may_differ", "%s", modules_may_differ(o) ? "on" : "off");
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, d->check_every);
     tr__facts_say(&facts, "local_buffers", "%s", o->local_buffers ? "on" : "off");
     tr__facts_say(&facts, "compress", "%s", compress == TR_F32 ? "off" : tr_dtype_name(compress));
     tr__facts_say(&facts, "hook", "%s", d->hook.start ? "on" : "off");
-    return tr__agree_once(d->group, "ddp", &facts);
-}
-
-/* The same tensors in other modules (an activation, a dropout, heads) would learn what none of the ranks computes. */
-static tr_status compare_modules(const tr__ddp *d, tr_module *module)
-{
-    tr__facts facts = {0};
-    if (module->detail) tr__facts_say(&facts, "model", "%s (%s)", tr_module_name(module), module->detail);
-    tr_status status = tr__parts_say(module, false, &facts);
+    tr__tensors_say(state, &facts);
+    if (!modules_may_differ(o)) {
+        const char *detail = o->module->detail;
+        if (detail) tr__facts_say(&facts, "model", "%s (%s)", tr_module_name(o->module), detail);
+        status = tr__parts_say(o->module, false, &facts);
+    }
     if (status == TR_OK) return tr__agree_once(d->group, "ddp", &facts);
     tr__facts_free(&facts);
     return status;
@@ -642,9 +642,7 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     if (tr_world_size(o->group) == 1) return TR_OK;
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
-    TR__TRY(compare_options(d, o, bucket_mb, compress));
-    TR__TRY(tr__ranks_agree(o->group, state, "ddp", "parameters and buffers"));
-    if (!modules_may_differ(o)) TR__TRY(compare_modules(d, o->module));
+    TR__TRY(compare_ranks(d, o, bucket_mb, compress, state));
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
     d->bucket_bytes = bucket_mb * (1 << 20);

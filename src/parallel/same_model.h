@@ -7,10 +7,9 @@
 #include <trireme/nn.h>
 #include <trireme/optim.h>
 
-/* Do the lists of all ranks have the same names, dtypes and shapes in the same order, and require gradients alike? Else
- * fails with TR_MISMATCH on all ranks, in the same words, which name the first difference: "ddp: the parameters and
- * buffers of ranks 0 and 1 differ: …". Collective; a number per rank travels as long as they agree. */
-tr_status tr__ranks_agree(tr_group *group, const tr_tensor_list *list, const char *who, const char *what);
+/* Says how many tensors a list has and what each is, under "tensor 1" and on: its name, dtype and shape, and whether it requires a
+ * gradient. */
+void tr__tensors_say(const tr_tensor_list *list, tr__facts *facts);
 
 /* Says what a model is made of, under "model.PATH": each module's kind and detail, and with `tensors` also each parameter's
  * and buffer's dtype and shape. The model itself, and what a wrapper has under its own path, are left out. */

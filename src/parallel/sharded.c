@@ -71,14 +71,6 @@ static tr_status cut(tr_optimizer *o, tr__optimizer_part *part, int rank, int ra
     return TR_OK;
 }
 
-/* Each share of a parameter would follow its own rule, and all ranks get the mixture. */
-static tr_status compare_rules(const tr_optimizer *optimizer, tr_group *group)
-{
-    tr__facts facts = {0};
-    tr__optimizer_say(optimizer, &facts);
-    return tr__agree_once(group, "shard_optimizer", &facts);
-}
-
 tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
 {
     TR__TRY(tr_status_of(optimizer));
@@ -90,8 +82,10 @@ tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
         return tr__fail(TR_UNSUPPORTED, "shard_optimizer: %s looks at whole parameters, which shares would cut; elementwise "
             "rules (sgd, adam, lion, ...) can be sharded", optimizer->rule->name);
     if (tr_world_size(group) == 1) return TR_OK;
-    TR__TRY(tr__ranks_agree(group, optimizer->list, "shard_optimizer", "parameters"));
-    TR__TRY(compare_rules(optimizer, group));
+    tr__facts facts = {0};
+    tr__tensors_say(optimizer->list, &facts);
+    tr__optimizer_say(optimizer, &facts); /* each share of a parameter would follow its own rule, and all ranks get the mixture */
+    TR__TRY(tr__agree_once(group, "shard_optimizer", &facts));
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
     TR__TRY(tr_status_of(shared));

@@ -335,13 +335,15 @@ static tr_module *make_other(int kind)
 }
 
 static const char *const differences[] = {
-    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and nothing on rank 2, of 4 and 2; ",
-    "number 5 is nothing on rank 0 and \"2.weight\" f32 [2, 2] on rank 2, of 4 and 6; ",
-    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" f32 [3, 4] on rank 2, of 4 and 4; ",
-    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" bf16 [2, 4] on rank 2, of 4 and 4; ",
-    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"2.weight\" f32 [2, 4] on rank 2, of 4 and 4; ",
-    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" f32 [4] on rank 2, of 4 and 7; ",
-    "number 3 is \"1.weight\" f32 [2, 4] on rank 0 and \"1.weight\" f32 [2, 4] without gradient on rank 2, of 4 and 4",
+    "number of tensors is 4 on ranks 0 and 1, 2 on rank 2; tensor 3 is \"1.weight\" f32 [2, 4] on ranks 0 and 1, "
+    "no such value on rank 2; ",
+    "number of tensors is 4 on ranks 0 and 1, 6 on rank 2; tensor 5 is no such value on ranks 0 and 1, "
+    "\"2.weight\" f32 [2, 2] on rank 2; ",
+    "tensor 3 is \"1.weight\" f32 [2, 4] on ranks 0 and 1, \"1.weight\" f32 [3, 4] on rank 2; ",
+    "tensor 3 is \"1.weight\" f32 [2, 4] on ranks 0 and 1, \"1.weight\" bf16 [2, 4] on rank 2; ",
+    "tensor 3 is \"1.weight\" f32 [2, 4] on ranks 0 and 1, \"2.weight\" f32 [2, 4] on rank 2; ",
+    "tensor 3 is \"1.weight\" f32 [2, 4] on ranks 0 and 1, \"1.weight\" f32 [4] on rank 2; ",
+    "tensor 3 is \"1.weight\" f32 [2, 4] on ranks 0 and 1, \"1.weight\" f32 [2, 4] without gradient on rank 2; ",
 };
 enum { DIFFERENCES = sizeof differences / sizeof *differences };
 
@@ -353,7 +355,7 @@ static void *wrap_different(void *arg)
     for (int kind = 0; kind < DIFFERENCES && p->status == TR_OK; kind++) {
         tr_module *net = p->rank == 2 ? make_other(kind) : make_pair(tr_linear(6, 4), tr_linear(4, 2));
         tr_status status = tr_status_of(tr_ddp(net, group));
-        const char *text = tr_error_message(), *begin = "ddp: the parameters and buffers of ranks 0 and 2 differ: ";
+        const char *text = tr_error_message(), *begin = "ddp: ranks differ: ";
         bool said = strncmp(text, begin, strlen(begin)) == 0 && strstr(text, differences[kind]);
         if (status != TR_MISMATCH || !said) p->status = tr__fail(TR_INTERNAL, "difference %d: %s", kind, text);
     }
