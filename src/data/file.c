@@ -9,7 +9,7 @@
 
 static tr_status read_open(int fd, size_t size, unsigned char **bytes, size_t *count)
 {
-    unsigned char *to = malloc(size ? size : 1);
+    unsigned char *to = malloc(size + 1);
     if (!to) return tr__fail(TR_NO_MEMORY, "no memory for its %zu bytes", size);
     for (*count = 0; *count < size;) {
         ssize_t n = read(fd, to + *count, size - *count);
@@ -21,6 +21,7 @@ static tr_status read_open(int fd, size_t size, unsigned char **bytes, size_t *c
         if (n == 0) break; /* it became shorter */
         *count += (size_t)n;
     }
+    to[*count] = '\0';
     *bytes = to;
     return TR_OK;
 }

@@ -9,20 +9,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A file's text, to be freed, with a NUL behind it. Its failures name the file. */
+/* A file's text, to be freed. Its failures name the file. */
 static tr_status read_text(const char *path, char **text, size_t *bytes)
 {
-    unsigned char *read = NULL;
-    tr_status status = tr__file_read(path, &read, bytes);
-    if (status != TR_OK) return tr__fail_context(status, "%s", path);
-    char *ended = realloc(read, *bytes + 1);
-    if (!ended) {
-        free(read);
-        return tr__fail(TR_NO_MEMORY, "%s: out of memory", path);
-    }
-    ended[*bytes] = '\0';
-    *text = ended;
-    return TR_OK;
+    tr_status status = tr__file_read(path, (unsigned char **)text, bytes);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", path);
 }
 
 static tr_status read_json(const char *path, cJSON **json)

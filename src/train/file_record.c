@@ -1,7 +1,5 @@
 #include "train/file_record.h"
 
-#include "train/plain_file.h"
-
 #include <openssl/evp.h>
 
 #include <stdio.h>
@@ -57,26 +55,4 @@ void tr__sha256_end(tr__sha256 *hash, char text[TR__SHA256_TEXT])
     for (unsigned i = 0; i < length; i++) sprintf(text + (size_t)2 * i, "%02x", digest[i]);
     EVP_MD_CTX_free(hash->context);
     hash->context = NULL;
-}
-
-tr_status tr__file_sha256(const char *path, char text[TR__SHA256_TEXT])
-{
-    enum { PIECE = 1 << 20 };
-    tr__plain_file file;
-    tr__sha256 hash;
-    void *piece = malloc(PIECE);
-    if (!piece) return tr__fail(TR_NO_MEMORY, "no memory to read %s", path);
-    tr_status status = tr__plain_open(&file, path, "a file of a checkpoint");
-    if (status == TR_OK) status = tr__sha256_begin(&hash);
-    if (status == TR_OK) {
-        for (uint64_t at = 0; at < file.bytes && status == TR_OK; at += PIECE) {
-            uint64_t bytes = file.bytes - at < PIECE ? file.bytes - at : PIECE;
-            status = tr__plain_read(&file, at, piece, bytes);
-            if (status == TR_OK) tr__sha256_add(&hash, piece, bytes);
-        }
-        tr__sha256_end(&hash, text);
-    }
-    tr__plain_close(&file);
-    free(piece);
-    return status;
 }

@@ -48,6 +48,5 @@ typedef struct tr__sha256 {
 tr_status tr__sha256_begin(tr__sha256 *hash);
 void tr__sha256_add(tr__sha256 *hash, const void *data, size_t bytes);
 void tr__sha256_end(tr__sha256 *hash, char text[TR__SHA256_TEXT]);
-tr_status tr__file_sha256(const char *path, char text[TR__SHA256_TEXT]);
 
 #endif

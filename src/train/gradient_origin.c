@@ -7,7 +7,7 @@
 
 #include "autograd/arena.h"
 #include "optim/optimizer.h"
-#include "tensor/numbers.h"
+#include "tensor/finite.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -91,19 +91,11 @@ static tr_status note_turn(tr_tensor *leaf, tr_tensor *grad, void *user)
 /* The first element that is not finite; -1: all are finite. */
 static int64_t first_bad(const tr_tensor *x)
 {
-    enum { BLOCK = 256 };
     TR_SCOPE;
     const tr_tensor *flat = tr__row_major_on_cpu(x);
-    if (tr_status_of(flat) != TR_OK || !tr_dtype_is_float(flat->dtype)) return -1;
-    int64_t count = tr_numel(flat);
-    double values[BLOCK];
-    for (int64_t at = 0; at < count; at += BLOCK) {
-        int64_t n = count - at < BLOCK ? count - at : BLOCK;
-        tr__read_f64(values, flat->dtype, (const char *)tr__ptr(flat) + (size_t)at * tr_dtype_size(flat->dtype), 1, n);
-        for (int64_t i = 0; i < n; i++)
-            if (!isfinite(values[i])) return at + i;
-    }
-    return -1;
+    if (tr_status_of(flat) != TR_OK) return -1;
+    tr__not_finite found = tr__find_not_finite(flat->dtype, tr__ptr(flat), tr_numel(flat), 0);
+    return tr__has_not_finite(&found) ? found.first : -1;
 }
 
 /* Micro-batches as in the step, but nothing is exchanged. */
