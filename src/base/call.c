@@ -177,7 +177,7 @@ int tr_spawn_run(void)
 
 /* ---- Starting such a process ------------------------------------------------------------------------------------- */
 
-tr_status tr__call_start(const tr__call *call, int number, int keep, pid_t *pid)
+tr_status tr__call_start(const tr__call *call, int number, const int keep[2], pid_t *pid)
 {
     char text[TR__CALL_VARIABLE];
     tr__call_variable(call, number, text);
@@ -185,8 +185,8 @@ tr_status tr__call_start(const tr__call *call, int number, int keep, pid_t *pid)
     if (!env) return tr__fail(TR_NO_MEMORY, "spawn: no memory for the environment of a process");
     tr__environment_set(env, text);
     const char *argv[] = {program_invocation_name, NULL};
-    const tr__process_options o = {.file = TR__CALL_PROGRAM, .argv = argv, .env = env, .keep = {call->fd, keep},
-        .not_asked = true};
+    const tr__process_options o = {.file = TR__CALL_PROGRAM, .argv = argv, .env = env,
+        .keep = {call->fd, keep[0], keep[1]}, .not_asked = true};
     tr_status status = tr__process_start(&o, pid);
     free(env);
     return status;

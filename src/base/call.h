@@ -5,7 +5,7 @@
  *
  *     tr__call call;
  *     TR__TRY(tr__call_make(&call, work, &argument, sizeof argument, workers));
- *     for (int i = 0; i < workers; i++) status = tr__call_start(&call, i, &pids[i]);   // work(i, argument, bytes) in each
+ *     for (int i = 0; i < workers; i++) status = tr__call_start(&call, i, keep, &pids[i]);   // work(i, argument, bytes) in each
  *     …waitpid(pids[i])…
  *     status = tr__call_result(&call, i);   // what work() returned, with its message
  *     tr__call_free(&call);
@@ -50,9 +50,9 @@ void tr__call_free(tr__call *call);
 void tr__call_variable(const tr__call *call, int number, char text[TR__CALL_VARIABLE]);
 
 /* Starts process `number` with this process's environment, descriptors 0, 1, 2 and process group. It ignores signals that
- * ask for an end (not_asked in base/process.h), and is killed when the calling thread ends. keep > 0: one descriptor more
- * that it inherits, under the same number. */
-tr_status tr__call_start(const tr__call *call, int number, int keep, pid_t *pid);
+ * ask for an end (not_asked in base/process.h), and is killed when the calling thread ends. keep: two descriptors
+ * more that it inherits, under the same numbers; 0: none. */
+tr_status tr__call_start(const tr__call *call, int number, const int keep[2], pid_t *pid);
 
 tr__call_progress tr__call_progress_of(const tr__call *call, int number);
 /* Of a process that has ended: TR_OK, or the failure that the function returned, with its message; TR_CHILD when it ended

@@ -48,7 +48,7 @@ static void become(const tr__process_options *o, pid_t parent, int report)
     /* What has its number already, as when this process's own was closed, may be one that exec closes. */
     for (int i = 0; i < 3 && o->stdio && ready; i++)
         ready = o->stdio[i] == i ? fcntl(i, F_SETFD, 0) == 0 || errno == EBADF : dup2(o->stdio[i], i) == i;
-    for (int i = 0; i < 2 && ready; i++) ready = o->keep[i] <= 0 || fcntl(o->keep[i], F_SETFD, 0) == 0;
+    for (int i = 0; i < 3 && ready; i++) ready = o->keep[i] <= 0 || fcntl(o->keep[i], F_SETFD, 0) == 0;
     if (ready) {
         for (int s = 1; s < NSIG; s++) signal(s, o->not_asked && asks(s) ? SIG_IGN : SIG_DFL);
         sigset_t none;

@@ -11,7 +11,7 @@ typedef struct tr__process_options {
     const char *const *argv; /* NULL-terminated */
     char *const *env;        /* NULL-terminated */
     const int *stdio;        /* [3], its descriptors 0, 1, 2: each is that number already or a higher one; NULL: ours */
-    int keep[2];             /* those > 0: further descriptors that it gets, under the same numbers */
+    int keep[3];             /* those > 0: further descriptors that it gets, under the same numbers */
     bool own_group;          /* it leads a process group of its own */
     bool not_asked;          /* it ignores SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2, which its whole group may
                                 get: they are for this process, which ends it by other means */

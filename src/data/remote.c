@@ -70,20 +70,13 @@ static tr_status make_call(tr__remote *r, const tr__recipe *recipe, int64_t most
     tr__remote_job *job = calloc(1, bytes);
     if (!job) return tr__fail(TR_NO_MEMORY, "out of memory");
     *job = (tr__remote_job){.begin = recipe->set->source_begin, .count = recipe->set->count, .most = most,
-        .socket = socket, .has_collate = recipe->collate != NULL, .on_bad = recipe->on_bad, .choice = recipe->choice,
-        .bytes = source->bytes};
+        .socket = socket, .memory_fd = r->memory_fd, .has_collate = recipe->collate != NULL, .on_bad = recipe->on_bad,
+        .choice = recipe->choice, .bytes = source->bytes};
     if (source->bytes) memcpy(job + 1, source->argument, source->bytes);
     tr_status status = tr__place_of((tr__any_function)source->make, &job->make);
     if (status == TR_OK && recipe->collate) status = tr__place_of((tr__any_function)recipe->collate, &job->collate);
     if (status == TR_OK) status = tr__call_make(&r->call, tr__remote_serve, job, bytes, 1);
     free(job);
-    return status;
-}
-
-static tr_status start_call(tr__remote *r, int socket)
-{
-    tr_status status = tr__call_start(&r->call, 0, socket, &r->pid);
-    if (status != TR_OK) tr__call_free(&r->call);
     return status;
 }
 
@@ -98,9 +91,10 @@ static void free_memory(tr__remote *r)
 static tr_status start_at(tr__remote *r, const tr__recipe *recipe, int64_t most, int socket)
 {
     TR__TRY(make_memory(r, recipe, most));
-    TR__TRY(tr__remote_pass(r->socket, r->memory_fd)); /* it waits in the socket */
     TR__TRY(make_call(r, recipe, most, socket));
-    return start_call(r, socket);
+    tr_status status = tr__call_start(&r->call, 0, (const int[]){socket, r->memory_fd}, &r->pid);
+    if (status != TR_OK) tr__call_free(&r->call);
+    return status;
 }
 
 static tr_status start(tr__remote *r, const tr__recipe *recipe, int64_t most)

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 typedef struct server {
     const tr__remote_job *job;
@@ -115,43 +114,11 @@ static tr_status serve(server *s)
 tr_status tr__remote_serve(int number, void *argument, size_t bytes)
 {
     (void)number, (void)bytes;
-    server s = {.job = argument};
-    s.socket = s.job->socket;
+    const tr__remote_job *job = argument;
+    server s = {.job = job, .socket = job->socket, .memory_fd = job->memory_fd};
     fcntl(s.socket, F_SETFD, FD_CLOEXEC);
-    TR__TRY(tr__remote_take(s.socket, &s.memory_fd));
+    fcntl(s.memory_fd, F_SETFD, FD_CLOEXEC);
     TR__TRY(tr__remote_map(s.memory_fd, &s.memory, &s.bytes));
     TR__TRY(make_dataset(&s));
     return serve(&s);
-}
-
-/* ---- Descriptors ------------------------------------------------------------------------------------------------- */
-
-typedef union control {
-    struct cmsghdr header;
-    char room[CMSG_SPACE(sizeof(int))];
-} control;
-
-tr_status tr__remote_pass(int socket, int fd)
-{
-    char byte = 0;
-    control c = {.room = {0}};
-    struct iovec data = {&byte, 1};
-    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = sizeof c.room};
-    c.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-    memcpy(CMSG_DATA(&c.header), &fd, sizeof fd);
-    if (sendmsg(socket, &m, MSG_NOSIGNAL) == 1) return TR_OK;
-    return tr__fail_errno(TR_IO, errno, "cannot pass memory to a worker process");
-}
-
-tr_status tr__remote_take(int socket, int *fd)
-{
-    char byte;
-    control c;
-    struct iovec data = {&byte, 1};
-    struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = sizeof c.room};
-    const struct cmsghdr *header = recvmsg(socket, &m, MSG_CMSG_CLOEXEC) == 1 ? CMSG_FIRSTHDR(&m) : NULL;
-    if (!header || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof *fd))
-        return tr__fail(TR_IO, "the loader gave no memory for batches");
-    memcpy(fd, CMSG_DATA(header), sizeof *fd);
-    return TR_OK;
 }

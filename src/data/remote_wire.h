@@ -14,7 +14,7 @@ typedef struct tr__remote_job {
     int64_t begin, count; /* the part of what make() makes */
     int64_t choice;       /* as in the recipe */
     int64_t most;         /* samples in a batch */
-    int socket;
+    int socket, memory_fd;
     size_t bytes;         /* of make's argument */
 } tr__remote_job;
 
@@ -51,9 +51,5 @@ tr_status tr__remote_map(int fd, char **memory, size_t *bytes);
 
 /* Runs in the process. */
 tr_status tr__remote_serve(int number, void *argument, size_t bytes);
-
-/* Passes the memory's descriptor over the socket. */
-tr_status tr__remote_pass(int socket, int fd);
-tr_status tr__remote_take(int socket, int *fd);
 
 #endif

@@ -276,7 +276,7 @@ static void test_calls(void **state)
     for (int i = 0; i < workers; i++) {
         pid_t pid;
         assert_int_equal(tr__call_progress_of(&call, i), TR__CALL_OUTSIDE);
-        assert_int_equal(tr__call_start(&call, i, ends[1], &pid), TR_OK);
+        assert_int_equal(tr__call_start(&call, i, (const int[2]){ends[1]}, &pid), TR_OK);
         assert_int_equal(waitpid(pid, NULL, 0), pid);
         assert_int_equal(tr__call_progress_of(&call, i), TR__CALL_RETURNED);
         assert_int_equal(tr__call_result(&call, i), i == 2 ? TR_FORMAT : TR_OK);
