@@ -54,12 +54,18 @@ static bool rename_record(const host_store *h, const char *key, const void *valu
     return true;
 }
 
-static tr_status host_set(tr_store *store, const char *key, const void *value, size_t bytes)
+static tr_status host_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
     char record[RECORD];
-    if (!rename_record(of(store), key, value, bytes, record)) return tr_store_set(of(store)->real, key, value, bytes);
-    TR__TRY(tr_store_set(of(store)->real, key, record, strlen(record)));
-    if (of(store)->published) atomic_store(of(store)->published, true);
+    tr__change renamed = *c;
+    bool publishes = c->kind == TR__CHANGE_SET && rename_record(of(store), key, c->value, c->bytes, record);
+    if (publishes) renamed.value = record, renamed.bytes = strlen(record);
+    if (c->kind == TR__CHANGE_COMPARE_SET && rename_record(of(store), key, c->expected, c->expected_bytes, record))
+        renamed.expected = record, renamed.expected_bytes = strlen(record);
+    TR__TRY(tr__store_change(of(store)->real, key, &renamed, timeout_ms, value, bytes));
+    c->sum = renamed.sum;
+    c->changed = renamed.changed;
+    if (publishes && of(store)->published) atomic_store(of(store)->published, true);
     return TR_OK;
 }
 
@@ -74,21 +80,7 @@ static tr_status host_get(tr_store *store, const char *key, int timeout_ms, void
     return TR_OK;
 }
 
-static tr_status host_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
-{
-    return tr_store_add(of(store)->real, key, amount, sum);
-}
-
-static tr_status host_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
-{
-    char record[RECORD];
-    if (rename_record(of(store), key, expected, expected_bytes, record)) expected = record, expected_bytes = strlen(record);
-    return tr__store_compare_set(of(store)->real, key, expected, expected_bytes, desired, desired_bytes, timeout_ms,
-        value, bytes);
-}
-
-static const tr__store_ops ops = {.set = host_set, .get = host_get, .add = host_add, .compare_set = host_compare_set};
+static const tr__store_ops ops = {.get = host_get, .change = host_change};
 
 static void destroy(void *self)
 {

@@ -54,19 +54,6 @@ static failing_store *of(tr_store *store)
     return (failing_store *)store;
 }
 
-#define REQUEST(store, request)                                                                               \
-    do {                                                                                                      \
-        bool fails_ = of(store)->rest-- == 0;                                                                 \
-        if (fails_ && !of(store)->after) return tr__fail(TR_IO, "the test's store fails");                    \
-        tr_status status_ = request;                                                                          \
-        return fails_ ? tr__fail(TR_IO, "the test's store fails") : status_;                                  \
-    } while (0)
-
-static tr_status failing_set(tr_store *store, const char *key, const void *value, size_t bytes)
-{
-    REQUEST(store, tr_store_set(of(store)->real, key, value, bytes));
-}
-
 static tr_status failing_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     tr_status status = tr__store_get(of(store)->real, key, timeout_ms, value, bytes);
@@ -75,23 +62,17 @@ static tr_status failing_get(tr_store *store, const char *key, int timeout_ms, v
     return tr__fail(TR_IO, "the test's store fails");
 }
 
-static tr_status failing_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
-{
-    REQUEST(store, tr_store_add(of(store)->real, key, amount, sum));
-}
-
 /* Without a registration that stands, and with one that cannot be withdrawn, there is nobody who could join again. */
-static tr_status failing_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+static tr_status failing_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
-    bool spared = strstr(key, "/rank/") || desired_bytes == 0;
-    if (!spared && of(store)->rest-- == 0) return tr__fail(TR_IO, "the test's store fails");
-    return tr__store_compare_set(of(store)->real, key, expected, expected_bytes, desired, desired_bytes, timeout_ms, value,
-        bytes);
+    bool compares = c->kind == TR__CHANGE_COMPARE_SET, spared = compares && (strstr(key, "/rank/") || c->bytes == 0);
+    bool fails = !spared && of(store)->rest-- == 0;
+    tr_status status = TR_OK;
+    if (!fails || (of(store)->after && !compares)) status = tr__store_change(of(store)->real, key, c, timeout_ms, value, bytes);
+    return fails ? tr__fail(TR_IO, "the test's store fails") : status;
 }
 
-static const tr__store_ops failing_ops = {.set = failing_set, .get = failing_get, .add = failing_add,
-    .compare_set = failing_compare_set};
+static const tr__store_ops failing_ops = {.get = failing_get, .change = failing_change};
 
 static void failing_destroy(void *self)
 {

@@ -31,11 +31,6 @@ static tr_status terminate(const tr_store *store, void **value, size_t bytes)
     return TR_OK;
 }
 
-static tr_status custom_set(tr_store *store, const char *key, const void *value, size_t bytes)
-{
-    return of(store)->given.set(of(store)->given.user, key, value, bytes);
-}
-
 static tr_status custom_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     void *got = NULL;
@@ -52,29 +47,24 @@ static tr_status custom_get(tr_store *store, const char *key, int timeout_ms, vo
     return TR_OK;
 }
 
-static tr_status custom_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+static tr_status custom_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
+    const tr_store_custom_options *o = &of(store)->given;
+    switch (c->kind) {
+    case TR__CHANGE_SET: return o->set(o->user, key, c->value, c->bytes);
+    case TR__CHANGE_ADD: return o->add(o->user, key, c->amount, &c->sum);
+    case TR__CHANGE_DELETE:
+        if (o->delete_key) return o->delete_key(o->user, key, &c->changed);
+        return tr__fail(TR_UNSUPPORTED, "%s: it cannot delete key '%s': it was made without .delete_key", store->name, key);
+    case TR__CHANGE_COMPARE_SET: break;
+    }
     *value = NULL;
     *bytes = 0;
-    TR__TRY(of(store)->given.compare_set(of(store)->given.user, key, expected, expected_bytes, desired, desired_bytes,
-        timeout_ms, value, bytes));
+    TR__TRY(o->compare_set(o->user, key, c->expected, c->expected_bytes, c->value, c->bytes, timeout_ms, value, bytes));
     return terminate(store, value, *bytes);
 }
 
-static tr_status custom_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
-{
-    return of(store)->given.add(of(store)->given.user, key, amount, sum);
-}
-
-static tr_status custom_delete(tr_store *store, const char *key, bool *deleted)
-{
-    if (!of(store)->given.delete_key)
-        return tr__fail(TR_UNSUPPORTED, "%s: it cannot delete key '%s': it was made without .delete_key", store->name, key);
-    return of(store)->given.delete_key(of(store)->given.user, key, deleted);
-}
-
-static const tr__store_ops custom_ops = {custom_set, custom_get, custom_add, custom_compare_set, custom_delete, NULL};
+static const tr__store_ops custom_ops = {custom_get, custom_change, NULL};
 
 static void custom_destroy(void *self)
 {

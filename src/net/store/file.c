@@ -19,7 +19,6 @@
 #include "base/given.h"
 #include "net/store/file.h"
 #include "net/store/frame.h"
-#include "net/store/map.h"
 #include "net/store/store.h"
 #include "net/tls.h"
 
@@ -121,7 +120,7 @@ static tr_status read_along(file_store *f)
     while (status == TR_OK && (record = tr__store_record(bytes + used, (size_t)got - used, &s)) > 0) {
         tr__entry *entry = tr__map_find(&f->map, s.key, s.key_bytes, !s.deletes);
         if (s.deletes && entry) {
-            tr__map_delete(&f->map, entry);
+            tr__map_put(&f->map, entry, NULL);
             tr__map_prune(&f->map, entry);
         } else if (!s.deletes && (!entry || tr__map_set(&f->map, entry, s.value, s.bytes) != TR_OK)) {
             status = tr__fail(TR_NO_MEMORY, "%s: no memory for what it holds", f->store.name);
@@ -182,81 +181,29 @@ static tr_status finish(file_store *f, tr_status status)
     return status;
 }
 
-/* What changes a key: the map says what its value becomes, the log takes it; if the log cannot, the map takes it back. */
-typedef struct change {
-    const char *key;
-    const void *value, *expected; /* of set and compare_set */
-    size_t bytes, expected_bytes;
-    int64_t amount, *sum;         /* of add */
-    bool compares;
-    bool *deleted;                /* of delete */
-} change;
-
-static int change_map(tr__map *map, tr__entry *entry, const change *c, bool *changed)
-{
-    *changed = true;
-    if (c->deleted) {
-        *changed = *c->deleted = tr__map_delete(map, entry);
-        return TR_OK;
-    }
-    if (c->sum) return tr__map_add(map, entry, c->amount, c->sum);
-    if (!c->compares) return tr__map_set(map, entry, c->value, c->bytes);
-    return tr__map_compare_set(map, entry, c->expected, c->expected_bytes, c->value, c->bytes, changed);
-}
-
-static tr_status change_key(file_store *f, const change *c, tr__entry *entry)
+/* The map says what the key's value becomes, the log takes it; if the log cannot, the map takes it back. */
+static tr_status change_key(file_store *f, const char *key, tr__change *c, tr__entry *entry)
 {
     tr__value *before = entry->value;
-    bool changed;
     if (before) before->refs++;
-    int status = change_map(&f->map, entry, c, &changed);
-    if (status == TR_NO_MEMORY) tr__fail(status, "%s: no memory for key '%s'", f->store.name, c->key);
-    if (status == TR_FORMAT)
-        tr__fail(status, "%s: key '%s' holds no number, or its sum leaves 64 bits", f->store.name, c->key);
-    if (status == TR_OK && changed && (status = append(f, entry)) != TR_OK) {
+    tr_status status = tr__store_changed(&f->store, key, tr__map_change(&f->map, entry, c));
+    if (status == TR_OK && c->changed && (status = append(f, entry)) != TR_OK)
         tr__map_put(&f->map, entry, before);
-    } else {
+    else
         tr__value_unref(before);
-    }
     return status;
 }
 
-/* *value gets what the key holds now, when value is not NULL. */
-static tr_status change_store(tr_store *store, const change *c, int timeout_ms, void **value, size_t *bytes)
+static tr_status file_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
     file_store *f = (file_store *)store;
     tr_status status = begin(f, F_WRLCK, deadline_in(timeout_ms));
     if (status != TR_OK) return finish(f, status);
-    tr__entry *entry = tr__map_find(&f->map, c->key, strlen(c->key), true);
-    if (!entry) return finish(f, tr__fail(TR_NO_MEMORY, "%s: no memory for key '%s'", store->name, c->key));
-    status = change_key(f, c, entry);
-    if (status == TR_OK && value) status = tr__store_copy(store, entry->value, value, bytes);
-    tr__map_prune(&f->map, entry);
+    tr__entry *entry = tr__map_find(&f->map, key, strlen(key), true);
+    status = entry ? change_key(f, key, c, entry) : tr__store_changed(store, key, TR_NO_MEMORY);
+    if (entry && status == TR_OK && value) status = tr__store_copy(store, entry->value, value, bytes);
+    if (entry) tr__map_prune(&f->map, entry);
     return finish(f, status);
-}
-
-static tr_status file_set(tr_store *store, const char *key, const void *value, size_t bytes)
-{
-    return change_store(store, &(change){.key = key, .value = value, .bytes = bytes}, store->timeout_ms, NULL, NULL);
-}
-
-static tr_status file_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
-{
-    return change_store(store, &(change){.key = key, .amount = amount, .sum = sum}, store->timeout_ms, NULL, NULL);
-}
-
-static tr_status file_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
-{
-    change c = {.key = key, .value = desired, .bytes = desired_bytes, .compares = true};
-    c.expected = expected;
-    c.expected_bytes = expected_bytes;
-    return change_store(store, &c, timeout_ms, value, bytes);
-}
-
-static tr_status file_delete(tr_store *store, const char *key, bool *deleted)
-{
-    return change_store(store, &(change){.key = key, .deleted = deleted}, store->timeout_ms, NULL, NULL);
 }
 
 static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
@@ -275,7 +222,7 @@ static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void
     }
 }
 
-static const tr__store_ops file_ops = {file_set, file_get, file_add, file_compare_set, file_delete, NULL};
+static const tr__store_ops file_ops = {file_get, file_change, NULL};
 
 /* ---- Opening and closing ----------------------------------------------------------------------------------------- */
 

@@ -109,13 +109,6 @@ void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value)
     entry->value = value;
 }
 
-bool tr__map_delete(tr__map *map, tr__entry *entry)
-{
-    bool had = entry->value != NULL;
-    tr__map_put(map, entry, NULL);
-    return had;
-}
-
 int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes)
 {
     size_t before = size_of(entry->value), after = sizeof *entry->value + bytes;
@@ -127,7 +120,7 @@ int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes)
 }
 
 /* Counters are decimal text, so that a person who reads one sees a number. */
-int tr__map_add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum)
+static int add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum)
 {
     int64_t now = 0;
     if (entry->value) {
@@ -145,11 +138,19 @@ int tr__map_add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum)
     return status;
 }
 
-int tr__map_compare_set(tr__map *map, tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
-    size_t desired_bytes, bool *changed)
+int tr__map_change(tr__map *map, tr__entry *entry, tr__change *c)
 {
     const tr__value *now = entry->value;
-    bool equal = now && expected && now->bytes == expected_bytes && memcmp(now->data, expected, expected_bytes) == 0;
-    *changed = expected ? equal : !now;
-    return *changed ? tr__map_set(map, entry, desired, desired_bytes) : TR_OK;
+    bool equal = now && c->expected && now->bytes == c->expected_bytes && memcmp(now->data, c->expected, now->bytes) == 0;
+    c->changed = true;
+    switch (c->kind) {
+    case TR__CHANGE_ADD: return add(map, entry, c->amount, &c->sum);
+    case TR__CHANGE_SET: break;
+    case TR__CHANGE_COMPARE_SET: c->changed = c->expected ? equal : !now; break;
+    case TR__CHANGE_DELETE:
+        c->changed = now != NULL;
+        tr__map_put(map, entry, NULL);
+        return TR_OK;
+    }
+    return c->changed ? tr__map_set(map, entry, c->value, c->bytes) : TR_OK;
 }

@@ -40,18 +40,23 @@ tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
 void tr__map_prune(tr__map *map, tr__entry *entry);
 void tr__map_clear(tr__map *map);
 
-/* Takes an entry's value; false when it has none. */
-bool tr__map_delete(tr__map *map, tr__entry *entry);
 /* Replaces an entry's value by another, which the map takes over, or NULL. */
 void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value);
 
-/* The operations, alike in every store. They return TR_OK, TR_NO_MEMORY, TR_UNSUPPORTED: the map would have more
- * than its most bytes, or TR_FORMAT: the value is no number, or the sum leaves 64 bits. The entry exists; its value changes only
- * on TR_OK. */
+/* What changes a key, alike in every store. */
+typedef struct tr__change {
+    enum { TR__CHANGE_SET, TR__CHANGE_ADD, TR__CHANGE_COMPARE_SET, TR__CHANGE_DELETE } kind;
+    const void *value, *expected; /* COMPARE_SET: expected is what the key must hold, NULL: nothing */
+    size_t bytes, expected_bytes;
+    int64_t amount;
+    /* What came of it: */
+    int64_t sum;  /* ADD */
+    bool changed; /* DELETE: there was a value */
+} tr__change;
+
+/* Return TR_OK, TR_NO_MEMORY, TR_UNSUPPORTED: the map would have more than its most bytes, or TR_FORMAT: the value is no number,
+ * or the sum leaves 64 bits. The entry's value changes only on TR_OK. */
 int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes);
-int tr__map_add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum);
-/* expected NULL: the key must be absent. *changed says whether desired is the value now. */
-int tr__map_compare_set(tr__map *map, tr__entry *entry, const void *expected, size_t expected_bytes, const void *desired,
-    size_t desired_bytes, bool *changed);
+int tr__map_change(tr__map *map, tr__entry *entry, tr__change *change);
 
 #endif

@@ -1,7 +1,6 @@
 /* The store inside one process: a map, a lock, and a condition that every change signals. */
 #include "base/clock.h"
 #include "base/thread.h"
-#include "net/store/map.h"
 #include "net/store/store.h"
 
 #include <errno.h>
@@ -17,49 +16,18 @@ typedef struct memory_store {
     pthread_cond_t changed;
 } memory_store;
 
-/* Finds or makes the entry under the lock, which the caller gives back with finish(). */
-static tr__entry *begin(memory_store *m, const char *key)
-{
-    pthread_mutex_lock(&m->lock);
-    return tr__map_find(&m->map, key, strlen(key), true);
-}
-
-static tr_status finish(memory_store *m, tr__entry *entry, const char *key, int status)
-{
-    if (entry) tr__map_prune(&m->map, entry);
-    pthread_cond_broadcast(&m->changed);
-    pthread_mutex_unlock(&m->lock);
-    if (status == TR_NO_MEMORY) return tr__fail(status, "%s: no memory for key '%s'", m->store.name, key);
-    if (status == TR_FORMAT)
-        return tr__fail(status, "%s: key '%s' holds no number, or its sum leaves 64 bits", m->store.name, key);
-    return status;
-}
-
-static tr_status memory_set(tr_store *store, const char *key, const void *value, size_t bytes)
-{
-    memory_store *m = (memory_store *)store;
-    tr__entry *entry = begin(m, key);
-    return finish(m, entry, key, entry ? tr__map_set(&m->map, entry, value, bytes) : TR_NO_MEMORY);
-}
-
-static tr_status memory_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
-{
-    memory_store *m = (memory_store *)store;
-    tr__entry *entry = begin(m, key);
-    return finish(m, entry, key, entry ? tr__map_add(&m->map, entry, amount, sum) : TR_NO_MEMORY);
-}
-
-static tr_status memory_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+static tr_status memory_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
     (void)timeout_ms; /* it always answers */
     memory_store *m = (memory_store *)store;
-    tr__entry *entry = begin(m, key);
-    bool changed;
-    int status =
-        entry ? tr__map_compare_set(&m->map, entry, expected, expected_bytes, desired, desired_bytes, &changed) : TR_NO_MEMORY;
-    if (status == TR_OK) status = tr__store_copy(store, entry->value, value, bytes);
-    return finish(m, entry, key, status);
+    pthread_mutex_lock(&m->lock);
+    tr__entry *entry = tr__map_find(&m->map, key, strlen(key), true);
+    tr_status status = tr__store_changed(store, key, entry ? tr__map_change(&m->map, entry, c) : TR_NO_MEMORY);
+    if (entry && status == TR_OK && value) status = tr__store_copy(store, entry->value, value, bytes);
+    if (entry) tr__map_prune(&m->map, entry);
+    pthread_cond_broadcast(&m->changed);
+    pthread_mutex_unlock(&m->lock);
+    return status;
 }
 
 static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
@@ -78,16 +46,7 @@ static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, vo
     return status;
 }
 
-static tr_status memory_delete(tr_store *store, const char *key, bool *deleted)
-{
-    memory_store *m = (memory_store *)store;
-    pthread_mutex_lock(&m->lock);
-    tr__entry *entry = tr__map_find(&m->map, key, strlen(key), false);
-    *deleted = entry && tr__map_delete(&m->map, entry);
-    return finish(m, entry, key, TR_OK);
-}
-
-static const tr__store_ops memory_ops = {memory_set, memory_get, memory_add, memory_compare_set, memory_delete, NULL};
+static const tr__store_ops memory_ops = {memory_get, memory_change, NULL};
 
 static void memory_destroy(void *self)
 {

@@ -204,34 +204,23 @@ static void look_up(tr__client *c, const tr__frame *f)
     }
 }
 
-static void change(tr__client *c, const tr__frame *f)
+static void change(tr__client *c, const tr__frame *f, int kind)
 {
-    tr__entry *entry = tr__map_find(&c->server->map, f->key, f->key_bytes, true);
+    tr__map *map = &c->server->map;
+    bool deletes = kind == TR__CHANGE_DELETE;
+    tr__change change = {.kind = kind, .value = f->value, .bytes = f->value_bytes, .expected = f->expected,
+        .expected_bytes = f->expected_bytes, .amount = f->amount};
+    tr__entry *entry = tr__map_find(map, f->key, f->key_bytes, !deletes);
     if (!entry) {
-        tr__client_reply(c, TR__REPLY_NO_MEMORY, NULL);
+        tr__client_reply(c, deletes ? TR__REPLY_ABSENT : TR__REPLY_NO_MEMORY, NULL);
         return;
     }
-    int64_t sum;
-    bool changed;
     tr__request_changed(c->server);
-    int status = f->type == TR__FRAME_SET ? tr__map_set(&c->server->map, entry, f->value, f->value_bytes)
-                 : f->type == TR__FRAME_ADD
-                     ? tr__map_add(&c->server->map, entry, f->amount, &sum)
-                     : tr__map_compare_set(&c->server->map, entry, f->expected, f->expected_bytes, f->value, f->value_bytes, &changed);
-    tr__frame_code code = code_of(status);
-    if (code == TR__REPLY_OK && !entry->value) code = TR__REPLY_ABSENT;
-    tr__client_reply(c, code, f->type == TR__FRAME_SET || code != TR__REPLY_OK ? NULL : entry->value);
+    tr__frame_code code = code_of(tr__map_change(map, entry, &change));
+    if (code == TR__REPLY_OK && (deletes ? !change.changed : !entry->value)) code = TR__REPLY_ABSENT;
+    tr__client_reply(c, code, kind == TR__CHANGE_SET || code != TR__REPLY_OK ? NULL : entry->value);
     if (entry->value) wake_waiters(entry);
-    tr__map_prune(&c->server->map, entry);
-}
-
-static void delete_key(tr__client *c, const tr__frame *f)
-{
-    tr__entry *entry = tr__map_find(&c->server->map, f->key, f->key_bytes, false);
-    bool deleted = entry && tr__map_delete(&c->server->map, entry);
-    if (deleted) tr__request_changed(c->server);
-    if (entry) tr__map_prune(&c->server->map, entry);
-    tr__client_reply(c, deleted ? TR__REPLY_OK : TR__REPLY_ABSENT, NULL);
+    tr__map_prune(map, entry);
 }
 
 void tr__request_handle(tr__client *c, const tr__frame *f)
@@ -240,10 +229,10 @@ void tr__request_handle(tr__client *c, const tr__frame *f)
     case TR__FRAME_GET:
     case TR__FRAME_WAIT: look_up(c, f); break;
     case TR__FRAME_GATHER: gather(c, f); break;
-    case TR__FRAME_SET:
-    case TR__FRAME_ADD:
-    case TR__FRAME_COMPARE_SET: change(c, f); break;
-    case TR__FRAME_DELETE: delete_key(c, f); break;
+    case TR__FRAME_SET: change(c, f, TR__CHANGE_SET); break;
+    case TR__FRAME_ADD: change(c, f, TR__CHANGE_ADD); break;
+    case TR__FRAME_COMPARE_SET: change(c, f, TR__CHANGE_COMPARE_SET); break;
+    case TR__FRAME_DELETE: change(c, f, TR__CHANGE_DELETE); break;
     case TR__FRAME_HELLO:
     case TR__FRAME_REPLY: tr__client_close(c); break;
     }

@@ -2,7 +2,6 @@
 #include "net/store/store.h"
 
 #include "base/clock.h"
-#include "net/store/map.h"
 #include "net/tls.h"
 
 #include <stdio.h>
@@ -55,13 +54,28 @@ tr_status tr__store_copy(const tr_store *store, const tr__value *from, void **va
     return TR_OK;
 }
 
+tr_status tr__store_changed(const tr_store *store, const char *key, int status)
+{
+    if (status == TR_NO_MEMORY) return tr__fail(status, "%s: no memory for key '%s'", store->name, key);
+    if (status == TR_FORMAT) return tr__fail(status, "%s: key '%s' holds no number, or its sum leaves 64 bits", store->name, key);
+    return status;
+}
+
 /* ---- Public functions -------------------------------------------------------------------------------------------- */
+
+tr_status tr__store_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
+{
+    TR__TRY(check_key(store, key));
+    TR__TRY(check_value(store, key, c->value, c->bytes));
+    TR__TRY(check_value(store, key, c->expected, c->expected_bytes));
+    return store->ops->change(store, key, c, timeout_ms, value, bytes);
+}
 
 tr_status tr_store_set(tr_store *store, const char *key, const void *value, size_t bytes)
 {
-    TR__TRY(check_key(store, key));
-    TR__TRY(check_value(store, key, value, bytes));
-    return store->ops->set(store, key, value, bytes);
+    TR__TRY(check_store(store));
+    tr__change c = {.kind = TR__CHANGE_SET, .value = value, .bytes = bytes};
+    return tr__store_change(store, key, &c, store->timeout_ms, NULL, NULL);
 }
 
 tr_status tr__store_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
@@ -86,29 +100,30 @@ tr_status tr_store_wait(tr_store *store, const char *key, int timeout_ms)
 
 tr_status tr_store_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
 {
-    TR__TRY(check_key(store, key));
-    int64_t unwanted;
-    return store->ops->add(store, key, amount, sum ? sum : &unwanted);
+    TR__TRY(check_store(store));
+    tr__change c = {.kind = TR__CHANGE_ADD, .amount = amount};
+    TR__TRY(tr__store_change(store, key, &c, store->timeout_ms, NULL, NULL));
+    if (sum) *sum = c.sum;
+    return TR_OK;
 }
 
 tr_status tr_store_delete(tr_store *store, const char *key, bool *deleted)
 {
-    TR__TRY(check_key(store, key));
-    bool unwanted;
-    if (!deleted) deleted = &unwanted;
-    *deleted = false;
-    return store->ops->delete(store, key, deleted);
+    TR__TRY(check_store(store));
+    tr__change c = {.kind = TR__CHANGE_DELETE};
+    tr_status status = tr__store_change(store, key, &c, store->timeout_ms, NULL, NULL);
+    if (deleted) *deleted = status == TR_OK && c.changed;
+    return status;
 }
 
 tr_status tr__store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
     const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
 {
-    TR__TRY(check_key(store, key));
+    TR__TRY(check_store(store));
     if (!value || !bytes) return tr__fail(TR_INVALID, "%s: value and bytes have no place to go to", store->name);
-    TR__TRY(check_value(store, key, desired, desired_bytes));
-    if (expected) TR__TRY(check_value(store, key, expected, expected_bytes));
-    return store->ops->compare_set(store, key, expected, expected_bytes, desired, desired_bytes, timeout_ms, value,
-                                   bytes);
+    tr__change c = {.kind = TR__CHANGE_COMPARE_SET, .value = desired, .bytes = desired_bytes, .expected = expected,
+        .expected_bytes = expected ? expected_bytes : 0};
+    return tr__store_change(store, key, &c, timeout_ms, value, bytes);
 }
 
 tr_status tr_store_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
@@ -174,36 +189,16 @@ static char *with_prefix(tr_store *store, const char *key, char whole[2 * TR__KE
     return whole;
 }
 
-static tr_status prefix_set(tr_store *store, const char *key, const void *value, size_t bytes)
-{
-    char whole[2 * TR__KEY_MAX + 2];
-    return tr_store_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), value, bytes);
-}
-
 static tr_status prefix_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     char whole[2 * TR__KEY_MAX + 2];
     return tr__store_get(((prefix_store *)store)->inner, with_prefix(store, key, whole), timeout_ms, value, bytes);
 }
 
-static tr_status prefix_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
+static tr_status prefix_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
     char whole[2 * TR__KEY_MAX + 2];
-    return tr_store_add(((prefix_store *)store)->inner, with_prefix(store, key, whole), amount, sum);
-}
-
-static tr_status prefix_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
-{
-    char whole[2 * TR__KEY_MAX + 2];
-    return tr__store_compare_set(((prefix_store *)store)->inner, with_prefix(store, key, whole), expected,
-                                 expected_bytes, desired, desired_bytes, timeout_ms, value, bytes);
-}
-
-static tr_status prefix_delete(tr_store *store, const char *key, bool *deleted)
-{
-    char whole[2 * TR__KEY_MAX + 2];
-    return tr_store_delete(((prefix_store *)store)->inner, with_prefix(store, key, whole), deleted);
+    return tr__store_change(((prefix_store *)store)->inner, with_prefix(store, key, whole), c, timeout_ms, value, bytes);
 }
 
 static tr_status prefix_gather(tr_store *store, const char *const *keys, int count, int timeout_ms,
@@ -221,7 +216,7 @@ static tr_status prefix_gather(tr_store *store, const char *const *keys, int cou
     return status;
 }
 
-static const tr__store_ops prefix_ops = {prefix_set, prefix_get, prefix_add, prefix_compare_set, prefix_delete, prefix_gather};
+static const tr__store_ops prefix_ops = {prefix_get, prefix_change, prefix_gather};
 
 static void prefix_destroy(void *self)
 {

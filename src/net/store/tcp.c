@@ -132,8 +132,7 @@ static tr_status refused(const tcp_store *s, const char *key, const tr__frame *r
 {
     switch (code) {
     case TR__REPLY_TIMEOUT: return tr__store_timed_out(&s->store, key, (int)request->timeout_ms);
-    case TR__REPLY_NO_NUMBER:
-        return tr__fail(TR_FORMAT, "%s: key '%s' holds no number, or its sum leaves 64 bits", s->store.name, key);
+    case TR__REPLY_NO_NUMBER: return tr__store_changed(&s->store, key, TR_FORMAT);
     case TR__REPLY_NO_MEMORY:
         return tr__fail(TR_NO_MEMORY, "%s: the server has no memory for key '%s'", s->store.name, key);
     case TR__REPLY_FULL:
@@ -218,46 +217,27 @@ static tr_status ask(tr_store *store, const char *key, tr__frame *request, int t
     return TR_OK;
 }
 
-static tr_status tcp_set(tr_store *store, const char *key, const void *value, size_t bytes)
-{
-    tr__frame request = {.type = TR__FRAME_SET, .value = value, .value_bytes = bytes};
-    return ask(store, key, &request, store->timeout_ms, NULL, NULL);
-}
-
 static tr_status tcp_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     tr__frame request = {.type = value ? TR__FRAME_GET : TR__FRAME_WAIT, .timeout_ms = (uint32_t)timeout_ms};
     return ask(store, key, &request, with_grace(timeout_ms), value, bytes);
 }
 
-static tr_status tcp_add(tr_store *store, const char *key, int64_t amount, int64_t *sum)
+static tr_status tcp_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
-    tr__frame request = {.type = TR__FRAME_ADD, .amount = amount};
-    void *text = NULL;
-    size_t bytes;
-    TR__TRY(ask(store, key, &request, store->timeout_ms, &text, &bytes));
-    if (text) *sum = strtoll(text, NULL, 10);
-    free(text);
-    return TR_OK;
-}
-
-static tr_status tcp_compare_set(tr_store *store, const char *key, const void *expected, size_t expected_bytes,
-    const void *desired, size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
-{
-    tr__frame request = {.type = TR__FRAME_COMPARE_SET, .value = desired, .value_bytes = desired_bytes};
-    request.expected = expected;
-    request.expected_bytes = expected ? expected_bytes : 0;
-    return ask(store, key, &request, timeout_ms, value, bytes);
-}
-
-static tr_status tcp_delete(tr_store *store, const char *key, bool *deleted)
-{
-    tr__frame request = {.type = TR__FRAME_DELETE};
-    void *value = NULL;
-    size_t bytes;
-    TR__TRY(ask(store, key, &request, store->timeout_ms, &value, &bytes));
-    *deleted = value != NULL;
-    free(value);
+    static const tr__frame_type types[] = {[TR__CHANGE_SET] = TR__FRAME_SET, [TR__CHANGE_ADD] = TR__FRAME_ADD,
+        [TR__CHANGE_COMPARE_SET] = TR__FRAME_COMPARE_SET, [TR__CHANGE_DELETE] = TR__FRAME_DELETE};
+    tr__frame request = {.type = types[c->kind], .value = c->value, .value_bytes = c->bytes, .expected = c->expected,
+        .expected_bytes = c->expected_bytes, .amount = c->amount};
+    void *now = NULL;
+    size_t now_bytes = 0;
+    TR__TRY(ask(store, key, &request, timeout_ms, &now, &now_bytes));
+    c->changed = now != NULL;
+    if (c->kind == TR__CHANGE_ADD && now) c->sum = strtoll(now, NULL, 10);
+    if (value)
+        *value = now, *bytes = now_bytes;
+    else
+        free(now);
     return TR_OK;
 }
 
@@ -313,7 +293,7 @@ static tr_status tcp_gather(tr_store *store, const char *const *keys, int count,
     return status;
 }
 
-static const tr__store_ops tcp_ops = {tcp_set, tcp_get, tcp_add, tcp_compare_set, tcp_delete, tcp_gather};
+static const tr__store_ops tcp_ops = {tcp_get, tcp_change, tcp_gather};
 
 /* ---- The object -------------------------------------------------------------------------------------------------- */
 
