@@ -89,11 +89,13 @@ int tr__wire_shake_hands(tr__wire *w)
 {
     while (w->tls && !tr__tls_ready(w->tls)) {
         int done = tr__tls_handshake(w->tls);
-        if (!flush(w, false) || done < 0) return -1; /* what does not fit into an empty socket never will */
+        bool sent = flush(w, false), too_long = done == 0 && w->heard == TR__TLS_HANDSHAKE_MAX;
+        if (done < 0 || too_long) errno = EPROTO;
+        if (!sent || done < 0 || too_long) return -1; /* what does not fit into an empty socket never will */
         if (done > 0) break;
-        if (w->heard == TR__TLS_HANDSHAKE_MAX) return -1;
         ssize_t got = take_records(w, TR__TLS_HANDSHAKE_MAX - w->heard); /* what follows it at once may wait in the socket */
         if (got < 0 && tr__wire_would_block()) return 0;
+        if (got == 0) errno = ECONNRESET;
         if (got <= 0) return -1;
         w->heard += (size_t)got;
     }

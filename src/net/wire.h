@@ -30,7 +30,8 @@ void tr__wire_close(tr__wire *w);
 
 /* From here on through TLS; what has come behind the last record is the beginning of it. False without memory. */
 bool tr__wire_encrypt(tr__wire *w, tr__tls_key *key, tr__tls_side side);
-/* Begins the handshake, or carries it on with what has come. 1: done, or there is none; 0: more must come; -1: failed. */
+/* Begins the handshake, or carries it on with what has come. 1: done, or there is none; 0: more must come; -1: failed, and errno:
+ * EPROTO: what came is no handshake, or one with another key. */
 int tr__wire_shake_hands(tr__wire *w);
 /* As sendmsg(): how much was taken, or -1 and errno. Without parts it only sends what is pending. */
 ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count);

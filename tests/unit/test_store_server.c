@@ -352,9 +352,9 @@ static void slow_readers_of_tls_hold_nobody_up(void **state)
     OK(tr__connection_open(&to, tr__now_ns() + INT64_C(20000000000), &c));
     unsigned char bytes[64];
     size_t count = flatten(&(tr__frame){.type = TR__FRAME_GET, .key = "big", .key_bytes = 3}, bytes);
-    assert_true(tr__tls_write(c.tls, bytes, count));
-    count = tr__tls_outgoing(c.tls, &records);
-    assert_int_equal(send(c.fd, records, count, MSG_NOSIGNAL), count);
+    assert_true(tr__tls_write(c.wire.tls, bytes, count));
+    count = tr__tls_outgoing(c.wire.tls, &records);
+    assert_int_equal(send(c.wire.socket, records, count, MSG_NOSIGNAL), count);
     check_basics(store);
     check_value(store, "big", big, TR__VALUE_MAX);
     tr__connection_close(&c);

@@ -18,11 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum {
-    GREETING_MS = 10000, /* for the handshake and the hello of one try; who is slower is asked again */
-    RECORDS = 16 << 10,  /* bytes that are received at once under TLS */
-    PART = 64 << 10,     /* bytes that are encrypted at once */
-};
+enum { GREETING_MS = 10000 }; /* for the handshake and the hello of one try; who is slower is asked again */
 
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
@@ -39,75 +35,18 @@ static int await_socket(int fd, short events, int64_t deadline)
     }
 }
 
-static int send_raw(int fd, struct iovec *pieces, int count, int64_t deadline)
-{
-    while (count > 0) {
-        struct msghdr m = {.msg_iov = pieces, .msg_iovlen = (size_t)count};
-        ssize_t sent = sendmsg(fd, &m, MSG_NOSIGNAL);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) return errno;
-        if (sent < 0) {
-            int error = await_socket(fd, POLLOUT, deadline);
-            if (error) return error;
-            continue;
-        }
-        while (count > 0 && (size_t)sent >= pieces->iov_len) {
-            sent -= (ssize_t)pieces->iov_len;
-            pieces++;
-            count--;
-        }
-        if (count == 0) break;
-        pieces->iov_base = (char *)pieces->iov_base + sent;
-        pieces->iov_len -= (size_t)sent;
-    }
-    return 0;
-}
-
-/* At least one byte, at most `most`; *got says how many. */
-static int receive_some(int fd, void *bytes, size_t most, int64_t deadline, size_t *got)
-{
-    for (;;) {
-        ssize_t received = recv(fd, bytes, most, 0);
-        if (received == 0) return ECONNRESET;
-        if (received > 0) {
-            *got = (size_t)received;
-            return 0;
-        }
-        if (errno != EAGAIN && errno != EINTR) return errno;
-        int error = await_socket(fd, POLLIN, deadline);
-        if (error) return error;
-    }
-}
-
-/* ---- The same through TLS ---------------------------------------------------------------------------------------- */
-
-static int send_records(tr__connection *c, int64_t deadline)
-{
-    char *bytes;
-    size_t count = tr__tls_outgoing(c->tls, &bytes);
-    int error = count ? send_raw(c->fd, &(struct iovec){bytes, count}, 1, deadline) : 0;
-    tr__tls_sent(c->tls);
-    return error;
-}
-
-static int receive_records(tr__connection *c, int64_t deadline)
-{
-    unsigned char records[RECORDS];
-    size_t got = 0;
-    int error = receive_some(c->fd, records, sizeof records, deadline, &got);
-    return error ? error : tr__tls_feed(c->tls, records, got) ? 0 : ENOMEM;
-}
-
+/* All of it; an errno. */
 static int send_pieces(tr__connection *c, struct iovec *pieces, int count, int64_t deadline)
 {
-    if (!c->tls) return send_raw(c->fd, pieces, count, deadline);
-    for (int i = 0; i < count; i++) {
-        for (size_t at = 0; at < pieces[i].iov_len; at += PART) {
-            size_t part = pieces[i].iov_len - at < PART ? pieces[i].iov_len - at : PART;
-            bool last = i == count - 1 && at + part == pieces[i].iov_len;
-            if (!tr__tls_write(c->tls, (char *)pieces[i].iov_base + at, part)) return EBADMSG;
-            int error = last || part == PART ? send_records(c, deadline) : 0;
-            if (error) return error;
-        }
+    while (count > 0 || tr__wire_pending(&c->wire)) {
+        ssize_t sent = tr__wire_send(&c->wire, pieces, count);
+        if (sent < 0 && !tr__wire_would_block()) return errno;
+        int error = sent < 0 ? await_socket(c->wire.socket, POLLOUT, deadline) : 0;
+        if (error) return error;
+        for (; count > 0 && sent >= (ssize_t)pieces->iov_len; pieces++, count--) sent -= (ssize_t)pieces->iov_len;
+        if (count == 0 || sent <= 0) continue;
+        pieces->iov_base = (char *)pieces->iov_base + sent;
+        pieces->iov_len -= (size_t)sent;
     }
     return 0;
 }
@@ -115,19 +54,14 @@ static int send_pieces(tr__connection *c, struct iovec *pieces, int count, int64
 static int receive_bytes(tr__connection *c, unsigned char *bytes, size_t count, int64_t deadline)
 {
     while (count > 0) {
-        size_t got = 0;
-        int error = 0;
-        if (c->tls) {
-            ssize_t read = tr__tls_read(c->tls, bytes, count);
-            if (read < 0) return EBADMSG;
-            got = (size_t)read;
-            if (got == 0) error = receive_records(c, deadline);
-        } else {
-            error = receive_some(c->fd, bytes, count, deadline, &got);
-        }
+        ssize_t got = tr__wire_receive(&c->wire, &(struct iovec){bytes, count}, 1, false);
+        if (got == 0) return ECONNRESET;
+        if (got < 0 && !tr__wire_would_block()) return errno;
+        int error = got < 0 ? await_socket(c->wire.socket, POLLIN, deadline) : 0;
         if (error) return error;
+        if (got < 0) continue;
         bytes += got;
-        count -= got;
+        count -= (size_t)got;
     }
     return 0;
 }
@@ -179,18 +113,14 @@ static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
 }
 
 /* An errno. EKEYREJECTED: the tokens differ; EPROTO: no TLS is spoken there. */
-static int shake_hands(tr__connection *c, tr__tls_key *key, int64_t deadline)
+static int shake_hands(tr__connection *c, int64_t deadline)
 {
-    c->tls = tr__tls_new(key, TR__TLS_CLIENT);
-    if (!c->tls) return ENOMEM;
-    for (;;) {
-        int done = tr__tls_handshake(c->tls);
-        if (done > 0) return 0; /* our last words go with the first request */
-        int error = send_records(c, deadline);
-        if (done < 0) return tr__tls_key_differs(c->tls) ? EKEYREJECTED : EPROTO;
-        if (!error) error = receive_records(c, deadline);
-        if (error) return error;
+    int error = 0;
+    for (int done; !error && (done = tr__wire_shake_hands(&c->wire)) <= 0;) {
+        if (done < 0) return tr__tls_key_differs(c->wire.tls) ? EKEYREJECTED : errno;
+        error = await_socket(c->wire.socket, POLLIN, deadline);
     }
+    return error;
 }
 
 static tr_status greet(const tr__destination *to, tr__connection *c, int64_t deadline)
@@ -200,7 +130,7 @@ static tr_status greet(const tr__destination *to, tr__connection *c, int64_t dea
     if (!last) deadline = soon;
     tr__frame hello = {.type = TR__FRAME_HELLO}, answer = {.code = TR__REPLY_OK};
     unsigned char *bytes = NULL;
-    int error = to->key ? shake_hands(c, to->key, deadline) : 0;
+    int error = shake_hands(c, deadline);
     if (!error) error = tr__connection_exchange(c, &hello, deadline, &answer, &bytes);
     if (!error) snprintf(c->server, sizeof c->server, "%.*s", (int)answer.value_bytes, (const char *)answer.value);
     free(bytes);
@@ -222,17 +152,19 @@ static tr_status greet(const tr__destination *to, tr__connection *c, int64_t dea
 
 static tr_status connect_any(const tr__destination *to, const struct addrinfo *found, int64_t deadline, tr__connection *c)
 {
-    int error = EADDRNOTAVAIL;
+    int error = EADDRNOTAVAIL, socket = -1;
     for (const struct addrinfo *a = found; a && error; a = a->ai_next) {
         if (!to->key && !to->insecure && !tr__is_loopback(a->ai_addr))
             return tr__fail(TR_AUTH,
                             "%s: without a token only loopback is spoken to; set TRIREME_TOKEN, the same for all ranks",
                             to->name);
-        error = connect_to(a, deadline, &c->fd);
+        error = connect_to(a, deadline, &socket);
     }
     c->refused = error == ECONNREFUSED;
     c->lost = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
-    return error ? tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name) : TR_OK;
+    if (error) return tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name);
+    return tr__wire_open(&c->wire, socket, to->key, TR__TLS_CLIENT) ? TR_OK
+        : tr__fail(TR_NO_MEMORY, "%s: no memory to connect", to->name);
 }
 
 tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__connection *c)
@@ -240,7 +172,7 @@ tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__c
     char service[8];
     snprintf(service, sizeof service, "%d", to->port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *found;
-    *c = (tr__connection){.fd = -1};
+    *c = (tr__connection){.wire.socket = -1};
     int error = tr__resolve(to->host, service, &hints, &found);
     if (error == EAI_AGAIN) return tr__fail(TR_IO, "%s: %s", to->name, gai_strerror(error));
     if (error) return tr__fail(TR_NOT_FOUND, "%s: %s", to->name, gai_strerror(error));
@@ -255,9 +187,8 @@ tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__c
 
 void tr__connection_close(tr__connection *c)
 {
-    tr__tls_free(c->tls);
-    close(c->fd);
-    *c = (tr__connection){.fd = -1};
+    tr__wire_close(&c->wire);
+    *c = (tr__connection){.wire.socket = -1};
 }
 
 /* ---- Binding ----------------------------------------------------------------------------------------------------- */

@@ -5,13 +5,12 @@
 #define TR_NET_STORE_CONNECTION_H
 
 #include "net/store/frame.h"
-#include "net/tls.h"
+#include "net/wire.h"
 
 enum { TR__SERVER_NAME = 17 };
 
 typedef struct tr__connection {
-    int fd;
-    tr__tls *tls; /* NULL: clear text */
+    tr__wire wire;
     /* Of one that could not be opened: nobody listens there; or it may be opened later, also where a server is known to be, as a
      * link is cut, or the server had no place for us. */
     bool refused, lost;

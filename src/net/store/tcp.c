@@ -81,7 +81,7 @@ static tr_status connect_first(tcp_store *s)
 /* The server says nothing unasked: what can be read from an idle connection is its end. */
 static bool is_whole(const tr__connection *c)
 {
-    return poll(&(struct pollfd){.fd = c->fd, .events = POLLIN}, 1, 0) == 0;
+    return poll(&(struct pollfd){.fd = c->wire.socket, .events = POLLIN}, 1, 0) == 0;
 }
 
 static bool take_idle(tcp_store *s, tr__connection *c)
