@@ -129,6 +129,8 @@ typedef struct tr__rpc_link {
     /* Under agent->calls_lock: what is under way to it. */
     uint64_t charged;
     int calls;
+    uint64_t refers_sent; /* messages about references: under agent->refs_lock; and */
+    _Atomic uint64_t refers_heard;
 } tr__rpc_link;
 
 /* ---- The agent --------------------------------------------------------------------------------------------------- */
@@ -234,7 +236,10 @@ struct tr_rpc {
     bool stopping, ended;         /* tr_rpc_stop() is called here; all are done */
     uint64_t round;               /* of questions that we ask */
     struct tr__rpc_answer {
-        uint64_t round, calls, runs_ended;
+        uint64_t round;
+        uint64_t begun;           /* calls, and messages about references, so far */
+        int64_t unheard;          /* of the latter: tr__refs_sent() */
+        uint64_t runs_ended;
         int state;
         int64_t heard;
         bool given_up;            /* and has not answered since */
@@ -422,8 +427,9 @@ void tr__refs_undo(tr_rpc *rpc, const tr__rref_token *token);
 tr_rref *tr__refs_take_in(tr_rpc *rpc, int from, const tr__rref_token *token);
 void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
 void tr__refs_gone(tr_rpc *rpc, int worker);
-bool tr__refs_tick(tr_rpc *rpc); /* sends again; true: something is unacknowledged */
-int tr__refs_unacknowledged(tr_rpc *rpc);
+/* Messages about references so far. *unheard: of those to workers that are there, less what was heard from them; over all workers
+ * that is how many are under way. */
+uint64_t tr__refs_sent(tr_rpc *rpc, int64_t *unheard);
 void tr__refs_report(tr_rpc *rpc); /* values that others still refer to, to the log */
 /* tr_remote(): the reference, and the token for the request; then, how that went. */
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);

@@ -1,8 +1,9 @@
 /*
  * The end: when is nothing under way any more, anywhere? The live worker of the lowest rank asks all others, round after
  * round, whether they have called tr_rpc_stop(), have no call under way and run none, and how many calls they have begun so
- * far. A request that is on its way belongs to a call that is under way at its caller; so when two rounds find everyone idle
- * and the same number of calls, there was none in between, and there will be none.
+ * far. A request that is on its way belongs to a call that is under way at its caller. Messages about references are counted where
+ * they are sent and where they were heard: alike over all workers, none is on its way (Mattern 1987). So when two rounds find
+ * everyone idle and the same numbers, there was nothing in between, and there will be nothing.
  *
  * That may take long, as others compute, and a worker that only serves waits for all of it. When nobody has had a call under
  * way for as long as the agent's timeout, the log is told whom all wait for; only on a worker that does not answer for as long
@@ -71,24 +72,30 @@ bool tr__drain_gave_up(tr_rpc *rpc, int worker)
 }
 
 /* Of this worker, what it would answer. */
-static int state_of(tr_rpc *rpc, uint64_t *calls)
+static struct tr__rpc_answer state_of(tr_rpc *rpc)
 {
+    struct tr__rpc_answer a = {.round = 0};
     pthread_mutex_lock(&rpc->calls_lock);
     bool has_calls = rpc->call_count > 0;
-    *calls = rpc->calls_ever;
+    a.begun = rpc->calls_ever;
     pthread_mutex_unlock(&rpc->calls_lock);
-    bool idle = !has_calls && tr__rpc_requests(rpc) == 0 && tr__refs_unacknowledged(rpc) == 0;
+    bool idle = !has_calls && tr__rpc_requests(rpc) == 0;
+    a.begun += tr__refs_sent(rpc, &a.unheard);
+    a.runs_ended = tr__rpc_busy(rpc, a.busy);
     pthread_mutex_lock(&rpc->drain_lock);
     bool stopped = rpc->stopping;
     pthread_mutex_unlock(&rpc->drain_lock);
-    return (idle && stopped ? DONE : 0) | (stopped ? STOPPED : 0) | (has_calls ? CALLS : 0);
+    a.state = (idle && stopped ? DONE : 0) | (stopped ? STOPPED : 0) | (has_calls ? CALLS : 0);
+    return a;
 }
 
-static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t numbers[2], const char *text)
+enum { NUMBERS = 3 }; /* of an answer: what has begun; what is unheard; functions that have ended */
+
+static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t numbers[NUMBERS], const char *text)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
-    for (int i = 0; numbers && i < 2; i++) tr__rpc_write_u64(&w, numbers[i]);
+    for (int i = 0; numbers && i < NUMBERS; i++) tr__rpc_write_u64(&w, numbers[i]);
     if (text) tr__rpc_write_text(&w, text);
     tr_status sent = tr__rpc_send(rpc, to, frame, &w);
     (void)sent; /* a worker that is gone is not waited for */
@@ -99,27 +106,24 @@ static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t number
 
 static void hear_question(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
-    uint64_t numbers[2]; /* calls, and functions that have ended */
-    char busy[TR__RPC_BUSY];
-    int state = state_of(rpc, &numbers[0]);
-    numbers[1] = tr__rpc_busy(rpc, busy);
-    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = state}, numbers, busy);
+    struct tr__rpc_answer a = state_of(rpc);
+    const uint64_t numbers[NUMBERS] = {a.begun, (uint64_t)a.unheard, a.runs_ended};
+    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = a.state}, numbers, a.busy);
 }
 
 static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
-    uint64_t numbers[2];
+    uint64_t numbers[NUMBERS];
     if (m->frame.body < sizeof numbers) return;
     memcpy(numbers, m->body, sizeof numbers);
     tr__rpc_reader r = {.at = m->body + sizeof numbers, .end = m->body + m->frame.body};
     const char *busy = tr__rpc_read_text(&r);
-    uint64_t calls = numbers[0];
     pthread_mutex_lock(&rpc->drain_lock);
     struct tr__rpc_answer *a = &rpc->answers[m->from];
     int64_t now = tr__now_ns();
-    if (calls != a->calls || m->frame.status & CALLS) rpc->moved = now;
-    *a = (struct tr__rpc_answer){.round = m->frame.id, .calls = calls, .runs_ended = numbers[1], .state = m->frame.status,
-        .heard = now};
+    if (numbers[0] != a->begun || m->frame.status & CALLS) rpc->moved = now;
+    *a = (struct tr__rpc_answer){.round = m->frame.id, .begun = numbers[0], .unheard = (int64_t)numbers[1],
+        .runs_ended = numbers[2], .state = m->frame.status, .heard = now};
     snprintf(a->busy, sizeof a->busy, "%s", busy ? busy : "");
     pthread_cond_broadcast(&rpc->drain_changed);
     pthread_mutex_unlock(&rpc->drain_lock);
@@ -210,7 +214,7 @@ static void remind(const tr_rpc *rpc, char text[TEXT], int worker, int state)
     snprintf(runs, sizeof runs, "still runs %s", busy);
     if (state & DONE) return;
     name(rpc, text, "waiting, after", worker,
-        !(state & STOPPED) ? "has not called it" : *busy ? runs : "still runs a function, or waits for an acknowledgement");
+        !(state & STOPPED) ? "has not called it" : *busy ? runs : "still runs a function");
 }
 
 /* Whoever reads the flight record is to see what a worker runs that this one waits for. */
@@ -279,33 +283,35 @@ static void tell_all(tr_rpc *rpc, tr__rpc_frame frame, const char *text)
         if (i != rpc->rank && is_live(rpc, i)) tell(rpc, i, frame, NULL, text);
 }
 
-/* One round: is everyone idle, and how many calls were there? False also when someone is given up. */
+/* One round: is everyone idle, and how much has begun? False also when someone is given up. */
 static bool ask_all(tr_rpc *rpc, uint64_t *sum)
 {
-    int state = state_of(rpc, sum);
-    bool idle = state & DONE;
+    struct tr__rpc_answer own = state_of(rpc);
+    bool idle = own.state & DONE;
+    int64_t unheard = own.unheard;
+    *sum = own.begun;
     pthread_mutex_lock(&rpc->drain_lock);
     uint64_t round = ++rpc->round;
     int64_t asked = tr__now_ns();
-    if (state & CALLS) rpc->moved = asked;
-    struct tr__rpc_answer *own = &rpc->answers[rpc->rank];
-    own->state = state;
-    own->runs_ended = tr__rpc_busy(rpc, own->busy);
+    if (own.state & CALLS) rpc->moved = asked;
+    rpc->answers[rpc->rank] = own;
     pthread_mutex_unlock(&rpc->drain_lock);
     tell_all(rpc, (tr__rpc_frame){.type = TR__RPC_ASK, .id = round}, NULL);
     pthread_mutex_lock(&rpc->drain_lock);
     while (!all_answered(rpc) && !is_overdue(rpc, asked)) sleep_us(rpc, LOOK_MS * 1000);
     char text[TEXT] = "";
     bool reminds = should_remind(rpc);
-    if (reminds) remind(rpc, text, rpc->rank, state);
+    if (reminds) remind(rpc, text, rpc->rank, own.state);
     for (int i = 0; i < rpc->world; i++) {
         const struct tr__rpc_answer *a = &rpc->answers[i];
         if (i == rpc->rank || !is_live(rpc, i)) continue;
         if (a->round != round) give_up(rpc, i);
         if (reminds) remind(rpc, text, i, a->state);
         idle &= a->round == round && a->state & DONE;
-        *sum += a->calls;
+        *sum += a->begun;
+        unheard += a->unheard;
     }
+    idle &= unheard == 0;
     look_at_functions(rpc, idle);
     pthread_mutex_unlock(&rpc->drain_lock);
     if (text[0]) tr__log(TR_LOG_WARN, "%s", text);

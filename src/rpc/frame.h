@@ -20,7 +20,7 @@
 
 enum {
     TR__RPC_MAGIC = 0x31505254, /* "TRP1" */
-    TR__RPC_VERSION = 3,
+    TR__RPC_VERSION = 4,
     TR__RPC_INLINE = 2048,           /* data of a tensor that stays in the body */
     TR__RPC_BODY_MAX = 64 << 20,
     TR__RPC_PIECES_MAX = 4096,
@@ -35,7 +35,7 @@ typedef enum tr__rpc_message_type {
     TR__RPC_CANCEL,      /* id: the caller's call */
     TR__RPC_REFER,       /* body: a message of the references (rref_state.h) */
     TR__RPC_ASK,         /* are you done? id: the question */
-    TR__RPC_ANSWER,      /* status: what is under way here (drain.c); body: how many calls there were */
+    TR__RPC_ANSWER,      /* status: what is under way here (drain.c); body: how many calls there were, and the like */
     TR__RPC_END,         /* all are done, or not waited for any more; of a status that is not TR_OK a text says who was lost */
     TR__RPC_TYPES
 } tr__rpc_message_type;

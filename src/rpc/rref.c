@@ -24,8 +24,9 @@ static void send_refer(void *user, int to, const tr__refer *message)
     TR__KEEP_ERROR;
     tr__rpc_writer_begin(&w);
     tr__rpc_write_bytes(&w, message, sizeof *message);
+    rpc->links[to].refers_sent++;
     tr_status sent = tr__rpc_send(rpc, to, (tr__rpc_frame){.type = TR__RPC_REFER}, &w);
-    (void)sent; /* it is sent again until it is acknowledged */
+    (void)sent; /* it fails only with its link */
     tr__rpc_writer_end(&w);
 }
 
@@ -94,6 +95,7 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
     lock(rpc);
     tr__rref_message(rpc->refs, m->from, &message);
     unlock(rpc);
+    atomic_fetch_add(&rpc->links[m->from].refers_heard, 1); /* with all that it has caused */
     tr__drain_moved(rpc);
 }
 
@@ -104,21 +106,18 @@ void tr__refs_gone(tr_rpc *rpc, int worker)
     unlock(rpc);
 }
 
-bool tr__refs_tick(tr_rpc *rpc)
+uint64_t tr__refs_sent(tr_rpc *rpc, int64_t *unheard)
 {
+    uint64_t sent = 0;
+    *unheard = 0;
     lock(rpc);
-    bool some = tr__rref_unacknowledged(rpc->refs) > 0;
-    if (some) tr__rref_resend(rpc->refs);
+    for (int i = 0; i < rpc->world; i++) {
+        tr__rpc_link *link = &rpc->links[i];
+        sent += link->refers_sent;
+        if (!atomic_load(&link->gone)) *unheard += (int64_t)(link->refers_sent - atomic_load(&link->refers_heard));
+    }
     unlock(rpc);
-    return some;
-}
-
-int tr__refs_unacknowledged(tr_rpc *rpc)
-{
-    lock(rpc);
-    int count = tr__rref_unacknowledged(rpc->refs);
-    unlock(rpc);
-    return count;
+    return sent;
 }
 
 void tr__refs_report(tr_rpc *rpc)

@@ -31,12 +31,6 @@ struct tr__rref_entry {
     fork_set pins;  /* at a user: handed on, and not yet counted */
 };
 
-typedef struct sent_message { /* not yet acknowledged */
-    struct sent_message *next;
-    int to;
-    tr__refer message;
-} sent_message;
-
 /* Which numbers have been seen: all below `next`, and some above. */
 typedef struct seen_set {
     uint64_t next;
@@ -47,10 +41,8 @@ typedef struct seen_set {
 
 typedef struct neighbour {
     bool gone;
-    uint64_t sent;    /* the latest sequence number to it */
-    uint64_t asked;   /* values that it was asked to make for us */
-    seen_set heard;   /* of its messages */
-    seen_set values;  /* that it has asked us to make: the lower parts of their numbers */
+    uint64_t asked;  /* values that it was asked to make for us */
+    seen_set values; /* that it has asked us to make: the lower parts of their numbers */
 } neighbour;
 
 enum { BUCKETS = 1024, OWNER_SHIFT = 40 };
@@ -60,8 +52,6 @@ struct tr__rref_table {
     tr__rref_events events;
     uint64_t numbers; /* given so far, to values and forks */
     neighbour *neighbours;
-    sent_message *first, *last;
-    int unacknowledged;
     tr__rref_entry *buckets[BUCKETS];
 };
 
@@ -195,46 +185,8 @@ static uint64_t lower_part(tr__rref_number id)
 
 static void post(tr__rref_table *t, int to, tr__refer_kind kind, const tr__rref_entry *e, tr__rref_number fork)
 {
-    neighbour *n = &t->neighbours[to];
-    if (n->gone) return;
-    tr__refer message = {.kind = kind, .sequence = ++n->sent, .id = e->id, .fork = fork};
-    sent_message *l = malloc(sizeof *l);
-    if (l) { /* without memory it is sent once */
-        *l = (sent_message){.to = to, .message = message};
-        if (t->last)
-            t->last->next = l;
-        else
-            t->first = l;
-        t->last = l;
-        t->unacknowledged++;
-    }
-    t->events.send(t->events.user, to, &message);
-}
-
-/* Drops what was sent to `to`: the message of that number, which it has acknowledged, or (0) all. */
-static void drop_sent(tr__rref_table *t, int to, uint64_t sequence)
-{
-    sent_message *before = NULL;
-    for (sent_message *l = t->first, *next; l; l = next) {
-        next = l->next;
-        if (l->to != to || (sequence && l->message.sequence != sequence)) {
-            before = l;
-            continue;
-        }
-        if (before)
-            before->next = next;
-        else
-            t->first = next;
-        if (t->last == l) t->last = before;
-        t->unacknowledged--;
-        free(l);
-        if (sequence) return;
-    }
-}
-
-void tr__rref_resend(tr__rref_table *t)
-{
-    for (const sent_message *l = t->first; l; l = l->next) t->events.send(t->events.user, l->to, &l->message);
+    const tr__refer message = {.kind = kind, .id = e->id, .fork = fork};
+    if (!t->neighbours[to].gone) t->events.send(t->events.user, to, &message);
 }
 
 /* ---- When things go ---------------------------------------------------------------------------------------------- */
@@ -434,16 +386,6 @@ static void hear_answer(tr__rref_table *t, const tr__refer *m)
 void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
 {
     if (from < 0 || from >= t->world || t->neighbours[from].gone) return;
-    if (m->kind == TR__REFER_ACK) {
-        drop_sent(t, from, m->sequence);
-        return;
-    }
-    neighbour *n = &t->neighbours[from];
-    tr__refer ack = {.kind = TR__REFER_ACK, .sequence = m->sequence};
-    bool again = has_seen(&n->heard, m->sequence);
-    if (!again && !see(&n->heard, m->sequence)) return; /* without memory: it comes again */
-    t->events.send(t->events.user, from, &ack);
-    if (again) return;
     switch (m->kind) {
     case TR__REFER_ADD: hear_add(t, from, m); break;
     case TR__REFER_DROP:
@@ -470,7 +412,6 @@ void tr__rref_gone(tr__rref_table *t, int worker)
 {
     if (t->neighbours[worker].gone) return;
     t->neighbours[worker].gone = true;
-    drop_sent(t, worker, 0);
     for (int i = 0; i < BUCKETS; i++)
         for (tr__rref_entry *e = t->buckets[i], *next; e; e = next) {
             next = e->next;
@@ -492,7 +433,6 @@ tr__rref_table *tr__rref_table_new(int rank, int world, const tr__rref_events *e
     t->world = world;
     t->events = *events;
     t->numbers = 1;
-    for (int i = 0; i < world; i++) t->neighbours[i].heard.next = 1;
     return t;
 }
 
@@ -504,11 +444,7 @@ void tr__rref_table_free(tr__rref_table *t)
             t->buckets[i] = e->next;
             free_entry(t, e);
         }
-    for (int i = 0; i < t->world; i++) {
-        drop_sent(t, i, 0);
-        free(t->neighbours[i].heard.above);
-        free(t->neighbours[i].values.above);
-    }
+    for (int i = 0; i < t->world; i++) free(t->neighbours[i].values.above);
     free(t->neighbours);
     free(t);
 }
@@ -531,9 +467,4 @@ int tr__rref_count(const tr__rref_table *t)
     for (int i = 0; i < BUCKETS; i++)
         for (const tr__rref_entry *e = t->buckets[i]; e; e = e->next) count++;
     return count;
-}
-
-int tr__rref_unacknowledged(const tr__rref_table *t)
-{
-    return t->unacknowledged;
 }

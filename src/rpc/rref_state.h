@@ -1,6 +1,6 @@
 /*
  * References, as bookkeeping alone: who refers to what, and when a value may go. No input or output, no clock, no lock:
- * the model test (tests/unit/test_rref.c) runs it on a network that loses, repeats and reorders messages.
+ * the model test (tests/unit/test_rref.c) runs it on a network that reorders messages.
  *
  * A value lives on its owner. Every hand-over of a reference is a fork with a number of its own. The owner counts the forks
  * it knows of; a user that hands on to another user keeps its own fork until the owner has counted the new one:
@@ -10,8 +10,8 @@
  *     user A -> owner   A pins itself; the owner tells A RECEIVED
  *     user drops        when no handle is left, it is not pinned and its forks are counted: DROP for each
  *
- * So a fork that is counted, or a pin on one that is, covers every reference on its way, and the value stays. All messages
- * are kept until they are acknowledged and sent again meanwhile; who gets one twice knows it by its number.
+ * So a fork that is counted, or a pin on one that is, covers every reference on its way, and the value stays. A link neither loses
+ * nor repeats messages; they may be dealt with in another order, as several threads do so.
  *
  * A worker that is gone takes its forks along. A fork that it had handed on and that the owner has not counted finds no value
  * any more, if nobody else held it: the owner answers LOST.
@@ -40,15 +40,13 @@ typedef enum tr__refer_kind {
     TR__REFER_LOST,     /* or this one */
     TR__REFER_RECEIVED, /* to whom a fork is from: it is counted */
     TR__REFER_DROP,     /* user to owner: my fork is no more */
-    TR__REFER_ACK,      /* the message of that sequence number is here */
 } tr__refer_kind;
 
 typedef struct tr__refer {
     uint32_t kind, reserved;
-    uint64_t sequence; /* among those of the sender to the receiver, from 1 */
     tr__rref_number id, fork;
 } tr__refer;
-_Static_assert(sizeof(tr__refer) == 48, "no padding on the wire");
+_Static_assert(sizeof(tr__refer) == 40, "no padding on the wire");
 
 typedef struct tr__rref_events {
     void *user;
@@ -89,13 +87,9 @@ tr__rref_number tr__rref_entry_id(const tr__rref_entry *entry);
 
 void tr__rref_message(tr__rref_table *t, int from, const tr__refer *message);
 void tr__rref_gone(tr__rref_table *t, int worker);
-/* Sends again what has not been acknowledged. */
-void tr__rref_resend(tr__rref_table *t);
 
-/* For the report: values of ours that others refer to, and references of ours to values of others; of each up to `most`
- * ids. Messages that wait for an acknowledgement. */
+/* How many values of ours others refer to, with up to `most` of their ids; and of how many values anything is known. */
 int tr__rref_held(const tr__rref_table *t, tr__rref_number *ids, int most);
 int tr__rref_count(const tr__rref_table *t);
-int tr__rref_unacknowledged(const tr__rref_table *t);
 
 #endif

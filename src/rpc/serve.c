@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, TICK_MS = 1000, LOOK_MS = 100 };
+enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, LOOK_MS = 100 };
 
 /* Whose thread this is, whether it is about to take a request, whether it runs one that it took when it had nothing else to
  * do, and whether it counts as awake since its last reply. */
@@ -541,13 +541,12 @@ static void sleep_until(tr_rpc *rpc, int64_t until)
     pthread_mutex_unlock(&rpc->clock_lock);
 }
 
-/* Timeouts, blocks that are not used, and messages about references that are sent again. When to come again. */
+/* Timeouts, and blocks that are not used. When to come again. */
 static int64_t turn_clock(tr_rpc *rpc)
 {
     bool pending = tr__rpc_end_links(rpc);
     int64_t now = tr__now_ns(), next = tr__rpc_expire_calls(rpc, now);
     if (pending && next > now + LOOK_MS * (int64_t)1000000) next = now + LOOK_MS * (int64_t)1000000;
-    if (now + TICK_MS * (int64_t)1000000 < next && tr__refs_tick(rpc)) next = now + TICK_MS * (int64_t)1000000;
     for (int i = 0; i < rpc->world; i++)
         if (rpc->links[i].stream) tr__blocks_trim(&rpc->links[i]);
     return next;

@@ -155,7 +155,7 @@ static void write_result(tr__rpc_writer *w, bool in_context, uint32_t number)
 /* A body that goes with the frame. */
 static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
 {
-    tr__refer refer = {.kind = 1 + number / 7 % 6, .sequence = 1 + number / 42 % 3,
+    tr__refer refer = {.kind = 1 + number / 7 % 6,
         .id = {.maker = (int)(number & 1), .number = number & 2 ? 1 : (uint64_t)1 << 40 | (number & 4)},
         .fork = {.maker = (int)(number >> 3 & 1), .number = number >> 4 & 3}};
     switch (frame->type = (uint8_t)(1 + number % 7)) {
@@ -174,7 +174,9 @@ static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
         write_result(w, frame->id == CALL_IN_CONTEXT, number);
         return;
     case TR__RPC_REFER: tr__rpc_write_bytes(w, &refer, sizeof refer); return;
-    case TR__RPC_ANSWER: tr__rpc_write_u64(w, number); return;
+    case TR__RPC_ANSWER:
+        for (int i = 0; i < 3; i++) tr__rpc_write_u64(w, number);
+        return;
     default: return;
     }
 }

@@ -317,6 +317,43 @@ static void who_works_is_waited_for(void **state)
     run_job(3, stop_while_another_works, NULL);
 }
 
+/* Worker 0, which asks, hears of a message that is on its way only in its fifth round. */
+static void *hear_late(void *agent)
+{
+    tr_rpc *rpc = agent;
+    bool late = false, ended = false;
+    while (!late && !ended) {
+        usleep(1000);
+        pthread_mutex_lock(&rpc->drain_lock);
+        late = rpc->round >= 5;
+        ended = rpc->ended;
+        pthread_mutex_unlock(&rpc->drain_lock);
+    }
+    atomic_fetch_add(&rpc->links[1].refers_heard, 1);
+    return ended ? rpc : NULL;
+}
+
+static tr_status stop_before_all_is_heard(rank *r)
+{
+    TR_SCOPE;
+    pthread_t thread;
+    void *early = NULL;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    if (r->number) rpc->links[0].refers_sent++; /* as of a reference that it has just dropped */
+    TRY(tr_barrier(r->group));
+    CHECK(r->number || pthread_create(&thread, NULL, hear_late, rpc) == 0);
+    tr_status status = tr_rpc_stop(rpc);
+    if (!r->number) pthread_join(thread, &early);
+    return early ? tr_fail(TR_INTERNAL, "it ended while a message about references was on its way") : status;
+}
+
+static void messages_about_references_are_waited_for(void **state)
+{
+    (void)state;
+    run_job(2, stop_before_all_is_heard, NULL);
+}
+
 /* ---- The flight record ---------------------------------------------------------------------------------------------- */
 
 /* A wait of this process's agent, over or not, with this text. */
@@ -701,6 +738,7 @@ int main(void)
         cmocka_unit_test(a_short_timeout_is_counted_from_a_question),
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
+        cmocka_unit_test(messages_about_references_are_waited_for),
         cmocka_unit_test(waits_are_recorded),
         cmocka_unit_test(the_record_ends_before_a_wait),
         cmocka_unit_test(an_agent_that_is_dropped_ends_after_its_calls),

@@ -1,5 +1,5 @@
 /*
- * References, by a model: several workers on a network that loses, repeats and reorders messages hand references around and
+ * References, by a model: several workers on a network that reorders messages hand references around and
  * drop them, at random. A value must never go while somebody refers to it, or a reference is on its way; when all have been
  * dropped and all has been delivered, nothing may be left. Some schedules let workers die as well.
  *
@@ -79,14 +79,10 @@ static bool post(model *m, packet l)
     return true;
 }
 
-/* Control messages are lost and repeated; those that carry references are the transport's, which does neither. */
 static void send_control(void *user, int to, const tr__refer *message)
 {
     worker *w = user;
-    model *m = w->m;
-    int copies = draw(m, 10) == 0 ? 0 : draw(m, 10) == 0 ? 2 : 1;
-    for (int i = 0; i < copies; i++)
-        post(m, (packet){.kind = CONTROL, .from = w->rank, .to = to, .message = *message});
+    post(w->m, (packet){.kind = CONTROL, .from = w->rank, .to = to, .message = *message});
 }
 
 static bool is_referred_to(const model *m, int value)
@@ -247,7 +243,7 @@ static void step(model *m)
 {
     worker *w = any_worker(m);
     if (!w) return;
-    switch (draw(m, 12)) {
+    switch (draw(m, 11)) {
     case 0: make_own(m, w); break;
     case 1: make_remote(m, w); break;
     case 2:
@@ -255,8 +251,7 @@ static void step(model *m)
     case 4: hand_over(m, w); break;
     case 5:
     case 6: drop(m, w); break;
-    case 7: tr__rref_resend(w->table); break;
-    case 8:
+    case 7:
         if (m->deaths && draw(m, 15) == 0) die(m);
         break;
     default: deliver(m); break;
@@ -269,20 +264,16 @@ static int left_over(const model *m)
 {
     int count = m->packet_count;
     for (int i = 0; i < WORKERS; i++)
-        if (!m->workers[i].dead)
-            count += tr__rref_count(m->workers[i].table) + tr__rref_unacknowledged(m->workers[i].table);
+        if (!m->workers[i].dead) count += tr__rref_count(m->workers[i].table);
     return count;
 }
 
-/* Everyone drops all; the network delivers, and what is lost is sent again, until nothing is left. */
+/* Everyone drops all; the network delivers, until nothing is left. */
 static void settle(model *m)
 {
     for (int i = 0; i < SETTLE && !m->failure[0] && left_over(m); i++) {
         for (int k = 0; k < WORKERS; k++)
             while (!m->workers[k].dead && m->workers[k].handle_count) drop(m, &m->workers[k]);
-        if (!m->packet_count)
-            for (int k = 0; k < WORKERS; k++)
-                if (!m->workers[k].dead) tr__rref_resend(m->workers[k].table);
         deliver(m);
     }
     if (left_over(m)) fails(m, "something is left", left_over(m));
