@@ -199,6 +199,8 @@ struct tr_rpc {
     int call_count;
     uint64_t calls_ever;
     int64_t next_deadline; /* when the clock looks next */
+    atomic_uint any_ended; /* futex word: how many have ended while threads wait for any of several, */
+    atomic_int any_waiters; /* and how many threads those are */
 
     pthread_mutex_t queue_lock;   /* requests that nobody runs yet */
     tr__rpc_inbound *first, *last;

@@ -106,6 +106,10 @@ static void settle(tr_future *f)
     f->thens = NULL;
     pthread_mutex_unlock(&f->lock);
     if (atomic_load(&f->sleepers) > 0) tr__futex_wake(&f->done, INT32_MAX);
+    if (atomic_load(&f->rpc->any_waiters) > 0) {
+        atomic_fetch_add(&f->rpc->any_ended, 1);
+        tr__futex_wake(&f->rpc->any_ended, INT32_MAX);
+    }
     for (tr__rpc_then **at = &thens, *t; (t = *at);) {
         if (t->quick) {
             *at = t->next;
@@ -183,26 +187,6 @@ tr_status tr_future_wait_all(tr_future *const *list, int count)
 
 /* ---- Any of several ---------------------------------------------------------------------------------------------- */
 
-/* Shared by those that may still ring: the last one frees it. */
-typedef struct any_wait {
-    atomic_int refs;
-    atomic_uint rung;
-} any_wait;
-
-static void drop_any(any_wait *w, int refs)
-{
-    if (atomic_fetch_sub(&w->refs, refs) == refs) free(w);
-}
-
-static void ring_any(tr_future *unused, void *user)
-{
-    (void)unused;
-    any_wait *w = user;
-    atomic_store(&w->rung, 1);
-    tr__futex_wake(&w->rung, 1);
-    drop_any(w, 1);
-}
-
 static int find_done(tr_future *const *list, int count)
 {
     for (int i = 0; i < count; i++)
@@ -210,37 +194,24 @@ static int find_done(tr_future *const *list, int count)
     return -1;
 }
 
-static void await_any(tr_rpc *rpc, any_wait *w, tr_future *const *list, int count)
-{
-    int awake = tr__rpc_block(rpc);
-    uint64_t wait = tr__rpc_record_wait(list[0]); /* the others may go to other workers, but one is enough to find the trouble */
-    while (find_done(list, count) < 0) {
-        tr__rpc_poll(rpc);
-        tr__rpc_help(rpc);
-        tr__futex_wait(&w->rung, 0, NAP_NS);
-    }
-    tr__rpc_record_end(rpc, wait);
-    tr__rpc_unblock(rpc, awake);
-}
-
+/* Futures of another agent than the first one's are found by looking every now and then. */
 int tr_future_wait_any(tr_future *const *list, int count)
 {
     int found = find_done(list, count);
     if (found >= 0 || count <= 0) return found;
-    any_wait *w = malloc(sizeof *w);
-    if (!w) { /* any one will do */
-        tr_status status = tr_future_wait(list[0]);
-        (void)status;
-        return 0;
+    tr_rpc *rpc = list[0]->rpc;
+    int awake = tr__rpc_block(rpc);
+    uint64_t wait = tr__rpc_record_wait(list[0]); /* the others may go to other workers, but one is enough to find the trouble */
+    atomic_fetch_add(&rpc->any_waiters, 1);
+    for (unsigned seen; seen = atomic_load(&rpc->any_ended), (found = find_done(list, count)) < 0;) {
+        tr__rpc_poll(rpc);
+        tr__rpc_help(rpc);
+        tr__futex_wait(&rpc->any_ended, seen, NAP_NS);
     }
-    int mine = 1; /* and one for each that will ring */
-    atomic_init(&w->refs, 1 + count);
-    atomic_init(&w->rung, 0);
-    for (int i = 0; i < count; i++)
-        if (tr_future_then(list[i], ring_any, w) != TR_OK) mine++; /* found by looking every now and then */
-    await_any(list[0]->rpc, w, list, count); /* NOLINT(clang-analyzer-unix.Malloc): one reference is this function's */
-    drop_any(w, mine);
-    return find_done(list, count);
+    atomic_fetch_sub(&rpc->any_waiters, 1);
+    tr__rpc_record_end(rpc, wait);
+    tr__rpc_unblock(rpc, awake);
+    return found;
 }
 
 static tr_status then_call(tr_future *f, void (*callback)(tr_future *future, void *user), void *user, bool quick)
