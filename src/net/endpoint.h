@@ -93,7 +93,7 @@ typedef struct tr__endpoint_peer {
     tr__endpoint_page *page; /* NULL: not connected yet */
     /* Under the endpoint's lock. */
     tr__shm_mapping *mappings;
-    size_t mapping_count, mapping_capacity;
+    size_t mapping_count, mapping_room;
     tr__shm_queue outgoing;
 } tr__endpoint_peer;
 
@@ -151,7 +151,7 @@ typedef struct tr__endpoint {
     pthread_mutex_t lock;
     pthread_cond_t changed;  /* a mapping came, a member left, or a group broke */
     tr__endpoint_segment *shown; /* our segments that peers have been told of */
-    size_t shown_count, shown_capacity;
+    size_t shown_count, shown_room;
     bool watching;
     tr__segment_watcher watcher;
     atomic_bool has_gone;    /* something waits to be unmapped */

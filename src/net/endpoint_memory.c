@@ -33,13 +33,7 @@ static tr__endpoint_segment *find_shown(const tr__endpoint *e, uint64_t id)
 /* Under the lock. NULL: no memory. */
 static tr__endpoint_segment *add_shown(tr__endpoint *e, uint64_t id)
 {
-    if (e->shown_count == e->shown_capacity) {
-        size_t capacity = e->shown_capacity ? 2 * e->shown_capacity : 8;
-        tr__endpoint_segment *grown = realloc(e->shown, capacity * sizeof *grown);
-        if (!grown) return NULL;
-        e->shown = grown;
-        e->shown_capacity = capacity;
-    }
+    if (!tr__grow(&e->shown, e->shown_count, &e->shown_room, sizeof *e->shown)) return NULL;
     bool *told = calloc((size_t)e->world_size, sizeof *told);
     if (!told) return NULL;
     e->shown[e->shown_count] = (tr__endpoint_segment){id, told};
@@ -208,14 +202,8 @@ void tr__shm_mapping_close(const tr__shm_mapping *mapping)
 /* Under the lock. */
 static tr_status add_mapping(tr__endpoint_peer *peer, const tr__shm_mapping *mapping)
 {
-    if (peer->mapping_count == peer->mapping_capacity) {
-        size_t capacity = peer->mapping_capacity ? 2 * peer->mapping_capacity : 8;
-        tr__shm_mapping *grown = realloc(peer->mappings, capacity * sizeof *grown);
-        if (!grown)
-            return tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", peer->rank, peer->pid);
-        peer->mappings = grown;
-        peer->mapping_capacity = capacity;
-    }
+    if (!tr__grow(&peer->mappings, peer->mapping_count, &peer->mapping_room, sizeof *peer->mappings))
+        return tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", peer->rank, peer->pid);
     peer->mappings[peer->mapping_count++] = *mapping;
     return TR_OK;
 }
