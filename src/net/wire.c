@@ -1,6 +1,9 @@
 #include "net/wire.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +16,18 @@ enum {
 bool tr__wire_would_block(void)
 {
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+int tr__wire_await(int socket, short events, int64_t deadline)
+{
+    for (;;) {
+        int64_t left_ms = (deadline - tr__now_ns() + 999999) / 1000000;
+        struct pollfd p = {.fd = socket, .events = events};
+        int ready = poll(&p, 1, left_ms > 0 ? (left_ms < INT32_MAX ? (int)left_ms : INT32_MAX) : 0);
+        if (ready > 0) return 0;
+        if (ready == 0) return ETIMEDOUT;
+        if (errno != EINTR) return errno;
+    }
 }
 
 bool tr__wire_open(tr__wire *w, int socket, tr__tls_key *key, tr__tls_side side)

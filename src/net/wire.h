@@ -52,5 +52,7 @@ bool tr__wire_holds(const tr__wire *w);
 bool tr__wire_drained(const tr__wire *w);
 /* Is it errno of a call that must be made again, when the socket is ready? */
 bool tr__wire_would_block(void);
+/* Waits until the socket is ready for poll()'s events, or for a time of tr__now_ns(): 0, or an errno (ETIMEDOUT). */
+int tr__wire_await(int socket, short events, int64_t deadline);
 
 #endif

@@ -505,14 +505,9 @@ void tr__link_read(tr_rpc *rpc, tr__rpc_link *link)
 
 static tr_status await(const tr__rpc_stream *f, short events, int64_t deadline)
 {
-    for (;;) {
-        int64_t left = (deadline - tr__now_ns()) / 1000000;
-        struct pollfd p = {.fd = f->wire->socket, .events = events};
-        int ready = poll(&p, 1, left > 0 ? (int)left : 0);
-        if (ready > 0) return TR_OK;
-        if (ready == 0) return tr__fail(TR_TIMEOUT, "rpc: a worker of another host does not answer");
-        if (errno != EINTR) return tr__fail_errno(TR_IO, errno, "rpc: a worker of another host");
-    }
+    int error = tr__wire_await(f->wire->socket, events, deadline);
+    if (error == ETIMEDOUT) return tr__fail(TR_TIMEOUT, "rpc: a worker of another host does not answer");
+    return error ? tr__fail_errno(TR_IO, error, "rpc: a worker of another host") : TR_OK;
 }
 
 /* Worker by worker, in the order of their ranks: nobody waits in a circle. The lower one serves. */

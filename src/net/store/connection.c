@@ -22,26 +22,13 @@ enum { GREETING_MS = 10000 }; /* for the handshake and the hello of one try; who
 
 /* ---- Bytes ------------------------------------------------------------------------------------------------------- */
 
-/* Waits until the socket is ready; an errno. */
-static int await_socket(int fd, short events, int64_t deadline)
-{
-    for (;;) {
-        int64_t left = (deadline - tr__now_ns() + 999999) / 1000000;
-        struct pollfd p = {.fd = fd, .events = events};
-        int ready = poll(&p, 1, left > 0 ? (left < INT32_MAX ? (int)left : INT32_MAX) : 0);
-        if (ready > 0) return 0;
-        if (ready == 0) return ETIMEDOUT;
-        if (errno != EINTR) return errno;
-    }
-}
-
 /* All of it; an errno. */
 static int send_pieces(tr__connection *c, struct iovec *pieces, int count, int64_t deadline)
 {
     while (count > 0 || tr__wire_pending(&c->wire)) {
         ssize_t sent = tr__wire_send(&c->wire, pieces, count);
         if (sent < 0 && !tr__wire_would_block()) return errno;
-        int error = sent < 0 ? await_socket(c->wire.socket, POLLOUT, deadline) : 0;
+        int error = sent < 0 ? tr__wire_await(c->wire.socket, POLLOUT, deadline) : 0;
         if (error) return error;
         for (; count > 0 && sent >= (ssize_t)pieces->iov_len; pieces++, count--) sent -= (ssize_t)pieces->iov_len;
         if (count == 0 || sent <= 0) continue;
@@ -57,7 +44,7 @@ static int receive_bytes(tr__connection *c, unsigned char *bytes, size_t count, 
         ssize_t got = tr__wire_receive(&c->wire, &(struct iovec){bytes, count}, 1, false);
         if (got == 0) return ECONNRESET;
         if (got < 0 && !tr__wire_would_block()) return errno;
-        int error = got < 0 ? await_socket(c->wire.socket, POLLIN, deadline) : 0;
+        int error = got < 0 ? tr__wire_await(c->wire.socket, POLLIN, deadline) : 0;
         if (error) return error;
         if (got < 0) continue;
         bytes += got;
@@ -103,7 +90,7 @@ static int connect_to(const struct addrinfo *to, int64_t deadline, int *fd)
     socklen_t size = sizeof error;
     tr__link_bound_retries(*fd);
     if (connect(*fd, to->ai_addr, to->ai_addrlen) != 0 && (error = errno) == EINPROGRESS) {
-        error = await_socket(*fd, POLLOUT, deadline);
+        error = tr__wire_await(*fd, POLLOUT, deadline);
         if (!error && getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
     }
     if (!error && setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)) != 0) error = errno;
@@ -118,7 +105,7 @@ static int shake_hands(tr__connection *c, int64_t deadline)
     int error = 0;
     for (int done; !error && (done = tr__wire_shake_hands(&c->wire)) <= 0;) {
         if (done < 0) return tr__tls_key_differs(c->wire.tls) ? EKEYREJECTED : errno;
-        error = await_socket(c->wire.socket, POLLIN, deadline);
+        error = tr__wire_await(c->wire.socket, POLLIN, deadline);
     }
     return error;
 }
