@@ -23,7 +23,7 @@
 
 static tr_store *open_store(const rank *r, const job *j)
 {
-    const char *token = j->setting.spaces || j->setting.encrypt ? "a secret of the test's" : NULL;
+    const char *token = j->setting.spaces || j->setting.encrypt || j->setting.token ? "a secret of the test's" : NULL;
     if (j->setting.spaces) return tr_store_tcp(j->setting.host, j->port, .serve = r->number == 0, .token = token);
     if (r->number > 0) return tr_store_tcp("127.0.0.1", j->port, .token = token);
     return tr_store_tcp("127.0.0.1", j->port, .serve = true, .listen_fd = j->listener, .token = token);

@@ -40,6 +40,7 @@ typedef struct setting {
     int report_ms;             /* as in tr_join_options */
     int64_t unexpected_bytes;  /* the same */
     bool encrypt;              /* the same; with a token */
+    bool token;                /* without that */
     const char *host;          /* with .spaces: where rank 0 serves the store */
     const char *const *spaces; /* the network namespace of each rank */
     unsigned refused;          /* ranks, a bit each, that cannot read other processes' memory */

@@ -568,6 +568,29 @@ static void one_who_sends_much_is_read_a_share_at_a_time(void **state)
     run_job_in(&(setting){.hosts = far}, 2, read_by_shares, NULL);
 }
 
+/* ---- With a token --------------------------------------------------------------------------------------------------- */
+
+/* The connections of collectives are in the clear, as they are without .encrypt. */
+static tr_status call_through_tls(rank *r)
+{
+    TR_SCOPE;
+    tr__wire *wire;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    TRY(call(rpc, 1 - r->number));
+    TRY(tr__raw_wire(rpc->group, 1 - r->number, &wire));
+    CHECK(wire->tls);
+    return tr_rpc_stop(rpc);
+}
+
+static void calls_between_hosts_are_encrypted(void **state)
+{
+    (void)state;
+    static const int far[] = {0, 1};
+    run_job_in(&(setting){.hosts = far, .token = true}, 2, call_through_tls, NULL);
+}
+
 /* ---- What is no message --------------------------------------------------------------------------------------------- */
 
 /* Workers 1 to 4 send something to worker 0 by which it cannot go on. */
@@ -745,6 +768,7 @@ int main(void)
         cmocka_unit_test(answers_are_read_whose_worker_has_dropped_its_agent),
         cmocka_unit_test(one_who_sends_much_is_read_a_share_at_a_time),
         cmocka_unit_test(a_block_that_does_not_come_is_named),
+        cmocka_unit_test(calls_between_hosts_are_encrypted),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
         cmocka_unit_test(all_hear_who_was_lost),
         cmocka_unit_test(nobody_waits_for_the_rest_of_nonsense),
