@@ -305,7 +305,7 @@ static void forward(tr_module *module, tr_tensor *const *inputs, int n, tr_tenso
     TR_SCOPE;
     _Static_assert((int)TR_MODULE_OUTPUTS == (int)TR__SEGMENT_OUTPUTS, "a segment has room for a module's outputs");
     tr__segment_code code = {.many = run_forward, .user = module, .held = module};
-    bool again = module->recompute && tr__evaluates(module) == module->mode.evaluating; /* backward runs it in its own mode */
+    bool again = module->recompute && !tr__caller_evaluates(); /* backward runs it, and all below it, in their own modes */
     tr_status status = again ? tr__segment_run(code, inputs, n, outputs, module->n_outputs)
                              : run_forward(inputs, n, module, outputs);
     tr_tensor *failed = NULL;

@@ -66,6 +66,7 @@ typedef struct tr__lent_mode {
     tr__mode mode;
 } tr__lent_mode;
 const tr__lent_mode *tr__mode_lend(const tr__lent_mode *lent);
+bool tr__caller_evaluates(void);
 bool tr__evaluates(const tr_module *module);
 tr__mode tr__mode_of(const tr_module *module);
 

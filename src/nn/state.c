@@ -266,9 +266,14 @@ const tr__lent_mode *tr__mode_lend(const tr__lent_mode *now)
     return before;
 }
 
+bool tr__caller_evaluates(void)
+{
+    return lent && lent->mode.evaluating;
+}
+
 bool tr__evaluates(const tr_module *module)
 {
-    return module->mode.evaluating || (lent && lent->mode.evaluating);
+    return module->mode.evaluating || tr__caller_evaluates();
 }
 
 typedef struct place {

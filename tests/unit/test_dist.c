@@ -343,10 +343,12 @@ static tr_module *noisy_net(void)
 
 static void *noisy(void *state) { return state; }
 TR_RPC_WITH_STATE(noisy, RETURNS(OBJECT));
+/* evaluate: 1: all of it; 2: all but its batch norm */
 static tr_status set_noisy(void *state, int64_t recompute, int64_t evaluate)
 {
     tr_status status = tr_set_recompute(state, recompute);
-    return status == TR_OK && evaluate ? tr_eval(state) : status;
+    if (status == TR_OK) status = evaluate ? tr_eval(state) : tr_train(state);
+    return status == TR_OK && evaluate == 2 ? tr_train(tr_module_find(state, "1")) : status;
 }
 TR_RPC_WITH_STATE(set_noisy, I64, I64, RETURNS(NONE));
 
@@ -382,6 +384,9 @@ static void modes_on_w0(rank *r, dist_worker *w)
             compare_modes(r, w, net, twin);
         }
     }
+    OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", 1, 2)));
+    compare_modes(r, w, net, twin); /* which evaluate: backward computes nothing again in the owner's mode */
+    OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", 1, 0)));
     CHECK(tr_status_of(tr_forward(other, x)) == TR_STATE); /* others have modes and seeds of their own */
     SAYS("no random numbers");
     OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", 0, 1)));
