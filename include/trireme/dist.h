@@ -149,9 +149,9 @@ TR_API TR_MUST_CHECK tr_status tr_dist_optimizer_load(tr_dist_optimizer *optimiz
 /* ---- Remote modules ------------------------------------------------------------------------------------------------ */
 
 /* The module that a reference leads to (a function that RETURNS(OBJECT) made it there), as one that is called like a local
- * one, alone or in others: its forward runs at its owner. It has no parameters here; one output. tr_train(), tr_eval() and tr_seed()
- * here count for the calls from here: it evaluates if it is to here or at its owner, and its dropouts draw what they would in a net of
- * one process. */
+ * one, alone or in others: its forward runs at its owner. It has no parameters here; one output. tr_train(), tr_eval() and
+ * tr_seed() here count for the calls from here: it evaluates after tr_eval() here or at its owner, and its dropouts draw what
+ * they would in a net of one process. */
 TR_API tr_module *tr_remote_module(tr_rref *module);
 /* References to its parameters, in the order of tr_parameters(), into out if there are at most `most`; their number, -1
  * when it failed. */

@@ -177,7 +177,7 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
         for (int i = 0; i < n_inputs; i++)
             if (inputs[i] && tr__bad(inputs[i])) return tr__tensor_pass(inputs[i]);
     }
-    if (op->flags & TR__OP_RANDOM && !(attrs = tr__segment_draw(op, attrs))) return tr__tensor_failed();
+    if (op->flags & TR__OP_RANDOM && !(attrs = tr__segment_draw(attrs, op->attrs_size))) return tr__tensor_failed();
     tr_tensor *made[TR_OP_MAX_OUTPUTS] = {NULL};
     tr_op_call call = {.op = op, .attrs = attrs, .n_inputs = n_inputs, .inputs = inputs, .outputs = made};
     tr_status status = check_devices(&call);

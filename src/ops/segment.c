@@ -45,15 +45,16 @@ struct tr__recompute_segment {
 };
 
 /* A run of f on this thread. */
-typedef struct run {
+typedef struct tr__segment_running {
     tr__recompute_segment *segment;
     bool replay;
     int next_slot;
     size_t next_draw;
-    struct run *outer;
+    struct tr__segment_running *outer;
 } run;
 
 static _Thread_local run *running __attribute__((tls_model("initial-exec")));
+static _Thread_local bool replays_elsewhere;
 
 static void drop_leaves(tr__recompute_segment *s)
 {
@@ -157,8 +158,17 @@ bool tr__segment_runs(void)
     return running;
 }
 
+tr__segment_state tr__segment_switch(tr__segment_state to)
+{
+    tr__segment_state before = {running, replays_elsewhere};
+    running = to.running;
+    replays_elsewhere = to.replays;
+    return before;
+}
+
 bool tr__segment_replays(void)
 {
+    if (replays_elsewhere) return true;
     for (const run *r = running; r; r = r->outer)
         if (r->replay) return true;
     return false;
@@ -349,7 +359,7 @@ static const void *draw(run *r, const void *attrs, size_t size)
     return attrs;
 }
 
-const void *tr__segment_draw(const tr_op *op, const void *attrs)
+const void *tr__segment_draw(const void *attrs, size_t size)
 {
-    return running ? draw(running, attrs, op->attrs_size) : attrs;
+    return running ? draw(running, attrs, size) : attrs;
 }

@@ -29,8 +29,15 @@ typedef struct tr__segment_code {
 tr_status tr__segment_run(tr__segment_code f, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs);
 /* Does this thread run a segment, for the first time or again? */
 bool tr__segment_runs(void);
-/* Does this thread run a segment again, for backward? */
+/* Does this thread run a segment again, for backward, or a part of one that another worker runs again? */
 bool tr__segment_replays(void);
+/* What a thread runs of segments. Zeroed: nothing. */
+typedef struct tr__segment_state {
+    struct tr__segment_running *running;
+    bool replays; /* a part of one that another worker runs again */
+} tr__segment_state;
+/* This thread runs that from here on. Returns what it ran before. */
+tr__segment_state tr__segment_switch(tr__segment_state to);
 
 /* An op reads this leaf: when this thread's segments run again, it must be unchanged. */
 tr_status tr__segment_note(tr_tensor *leaf);
@@ -42,7 +49,8 @@ bool tr__segment_is_other(const tr__saved *saved);
 tr_tensor *tr__segment_get(const tr__saved *saved, bool as_now);
 /* Releases a node's slot. */
 void tr__segment_release(tr__saved *saved, tr__node **unreferenced);
-/* The attributes for a random op: those given, or when f runs again those of its first run. */
-const void *tr__segment_draw(const tr_op *op, const void *attrs);
+/* What random numbers are drawn by, a random op's attributes: those given, or when f runs again those of its first run.
+ * NULL when it failed. */
+const void *tr__segment_draw(const void *attrs, size_t size);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 #include "nn/module.h"
+#include "ops/segment.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,8 +20,9 @@ static tr_module *module_in(const tr_value *value)
     return NULL;
 }
 
-/* The first number with the inputs; the others are what the caller's module draws from. */
-enum { EVALUATING = 1, SEEDED = 2 };
+/* The first number with the inputs; the others are what the caller's module draws from. REPLAYS: the call was made before,
+ * and is made again for backward. */
+enum { EVALUATING = 1, SEEDED = 2, REPLAYS = 4 };
 
 static tr_status run_forward(void *state, const tr_value *values, tr_value *result)
 {
@@ -35,7 +37,9 @@ static tr_status run_forward(void *state, const tr_value *values, tr_value *resu
         .seed = (uint64_t)values[3].i64, .path = (uint64_t)values[4].i64, .step = (uint64_t)values[5].i64,
         .first_sample = (uint64_t)values[6].i64}};
     const tr__lent_mode *before = tr__mode_lend(&caller);
+    tr__segment_state segments = tr__segment_switch((tr__segment_state){.replays = values[2].i64 & REPLAYS});
     *result = tr_value_tensor(tr_forward_n(module, inputs, n));
+    (void)tr__segment_switch(segments);
     (void)tr__mode_lend(before);
     return TR_OK;
 }
@@ -91,10 +95,12 @@ static tr_tensor *call_forward(tr_module *self, tr_tensor *const *inputs, int n)
         snprintf(name, sizeof name, "%d", i);
         if (tr_list_add(list, name, inputs[i]) != TR_OK) return tr__tensor_failed();
     }
-    tr__mode mode = tr__mode_of(self);
-    int64_t flags = (mode.evaluating ? EVALUATING : 0) | (mode.seeded ? SEEDED : 0);
-    tr_tensor *y = tr_future_tensor(tr_rref_call(((remote *)self->state)->module, "module.forward", list, flags, mode.seed,
-        mode.path, mode.step, mode.first_sample));
+    tr__mode now = tr__mode_of(self);
+    const tr__mode *mode = tr__segment_draw(&now, sizeof now);
+    if (!mode) return tr__tensor_failed();
+    int64_t flags = (mode->evaluating ? EVALUATING : 0) | (mode->seeded ? SEEDED : 0) | (tr__segment_replays() ? REPLAYS : 0);
+    tr_tensor *y = tr_future_tensor(tr_rref_call(((remote *)self->state)->module, "module.forward", list, flags, mode->seed,
+        mode->path, mode->step, mode->first_sample));
     return tr_reshape(y, tr_shape_of(y)); /* y itself goes with its future */
 }
 

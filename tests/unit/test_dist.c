@@ -361,6 +361,7 @@ static void compare_modes(rank *r, dist_worker *w, tr_module *net, tr_module *tw
     OK(tr_status_of(there));
     tr_tensor *here = tr_forward(twin, x);
     CHECK(dist_difference(tr_detach(there), tr_detach(here)) == 0);
+    OK(tr_seed(net, 1) == TR_OK ? tr_seed(twin, 1) : TR_INTERNAL); /* what is computed again draws what it drew */
     OK(tr_dist_backward(context, tr_sum(tr_mul(there, weight))));
     OK(tr_backward(tr_sum(tr_mul(here, weight))));
     CHECK(dist_difference(tr_dist_grad(context, x), tr_grad(x)) < 1e-12);
@@ -369,11 +370,13 @@ static void compare_modes(rank *r, dist_worker *w, tr_module *net, tr_module *tw
 static void modes_on_w0(rank *r, dist_worker *w)
 {
     tr_rref *ref = tr_remote(w->rpc, "w2", "noisy");
-    tr_module *net = tr_sequential(tr_dropout_layer(0.5), tr_remote_module(ref));
-    tr_module *twin = tr_sequential(tr_dropout_layer(0.5), noisy_net()), *other = tr_remote_module(ref);
+    tr_module *net = tr_sequential(tr_dropout_layer(0.5), tr_remote_module(ref), tr_activation_layer(tr_gelu));
+    tr_module *twin = tr_sequential(tr_dropout_layer(0.5), noisy_net(), tr_activation_layer(tr_gelu));
+    tr_module *other = tr_remote_module(ref);
     tr_tensor *x = tr_randn(3, TR_SHAPE(8, DIST_WIDTH), .dtype = TR_F64);
-    for (int recompute = 0; recompute < 2 && !r->failure[0]; recompute++) {
-        OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", recompute, 0)));
+    for (int recompute = 0; recompute < 4 && !r->failure[0]; recompute++) {
+        OK(tr_future_wait(tr_rpc_sync(w->rpc, "w2", "set_noisy", recompute & 1, 0)));
+        OK(tr_set_recompute(net, recompute & 2) == TR_OK ? tr_set_recompute(twin, recompute & 2) : TR_INTERNAL);
         for (int step = 0; step < 3; step++) {
             TR_SCOPE;
             OK(tr_train(net) == TR_OK ? tr_train(twin) : TR_INTERNAL);
