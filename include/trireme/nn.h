@@ -271,7 +271,7 @@ typedef struct tr_batch_norm2d_options {
     double eps;        /* default 1e-5 */
     double momentum;   /* default 0.1 */
     tr_dtype dtype;    /* of weight and bias; the running statistics are f32, or f64 */
-    bool relu;         /* gives max(0, ·) of the norm, and of a residual: cheaper than a module behind this one */
+    bool relu;         /* the result is max(0, norm + residual): cheaper than a ReLU module behind this one */
 } tr_batch_norm2d_options;
 /* tr_forward(norm, x), or tr_forward(norm, x, residual), which is added to the norm. In training mode it normalizes by the batch's
  * statistics, and updates the buffers running_mean, running_var and num_batches_tracked (i64); after tr_eval() it normalizes by the

@@ -125,7 +125,7 @@ static bool is_aligned(const matrix_view &m)
     return (m.column.stride[0] == 1 ? m.row : m.column).stride[0] % PACK == 0;
 }
 
-/* Is a size, of which rows are made in one of two matrices, no multiple? */
+/* Is this size of two matrices no multiple of PACK, and one of them contiguous along it? */
 static bool is_odd(const axis &in_one, const axis &in_other)
 {
     return in_one.n % PACK != 0 && (in_one.stride[0] == 1 || in_other.stride[0] == 1);

@@ -236,7 +236,7 @@ tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y)
     return set;
 }
 
-/* ---- Some of another's ------------------------------------------------------------------------------------------- */
+/* ---- Slices and subsets of another dataset ----------------------------------------------------------------------- */
 
 typedef struct selection {
     tr_dataset *base; /* a reference */
