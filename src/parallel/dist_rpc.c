@@ -9,6 +9,8 @@
 
 #include "base/clock.h"
 #include "base/given.h"
+#include "nn/module.h"
+#include "ops/segment.h"
 #include "tensor/list.h"
 
 #include <stdlib.h>
@@ -22,7 +24,10 @@ enum { NO_CONTEXT = -1 };
 typedef struct frame {
     struct frame *outer;
     tr_dist_context *context; /* a reference, or NULL: none */
-    bool grad;                /* the grad mode from before, of a function that was called */
+    /* Of a function that was called: what its thread was in before, where it runs it while it waits within another one. */
+    bool grad;
+    tr__segment_state segments;
+    const tr__lent_mode *lent;
 } frame;
 
 static _Thread_local frame *innermost;
@@ -31,7 +36,7 @@ static bool push_frame(tr_dist_context *context)
 {
     frame *f = malloc(sizeof *f);
     if (!f) return false;
-    *f = (frame){innermost, context, true};
+    *f = (frame){.outer = innermost, .context = context};
     innermost = f;
     return true;
 }
@@ -236,10 +241,13 @@ static void enter(void *user, const tr__rpc_note *in)
     tr__dist_worker *w = user;
     note came;
     tr_dist_context *c = read_note(in, &came) ? tr__dist_context_find(&w->dist, came.context, true) : NULL;
-    if (push_frame(c))
-        innermost->grad = tr__grad_mode_set(true);
-    else
+    if (!push_frame(c)) {
         tr__unref(c);
+        return;
+    }
+    innermost->grad = tr__grad_mode_set(true);
+    innermost->segments = tr__segment_switch((tr__segment_state){0});
+    innermost->lent = tr__mode_lend(NULL);
 }
 
 static void leave(void *user)
@@ -247,6 +255,8 @@ static void leave(void *user)
     (void)user;
     if (!innermost) return;
     tr__grad_mode_set(innermost->grad);
+    (void)tr__segment_switch(innermost->segments);
+    (void)tr__mode_lend(innermost->lent);
     pop_frame(&innermost);
 }
 

@@ -332,8 +332,13 @@ static void serve(serving *s)
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     serving *outer = current, s = {.m = m, .owed = {.rpc = rpc, .to = m->from, .call = m->frame.id}, .outermost = !outer};
+    /* This thread may wait in another function: its modes are not this one's. */
+    bool grad = tr__grad_mode_set(true);
+    tr_dtype autocast = tr__autocast_set(TR_F32);
     current = &s;
     serve(&s);
     current = outer;
+    tr__grad_mode_set(grad);
+    tr__autocast_set(autocast);
     tr__inbound_free(m);
 }

@@ -1,6 +1,9 @@
 /* Distributed autograd, optimizers and remote modules over RPC, between threads as workers. ctest: timeout=240 */
 #include "comm_ranks.h"
 #include "dist_nets.h"
+#include "sanitized.h"
+
+#include "ops/segment.h"
 
 #include <trireme/train.h>
 
@@ -418,6 +421,57 @@ static void a_remote_module_runs_in_its_callers_mode(void **state)
     run(DIST_WORKERS, run_modes, NULL);
 }
 
+/* Each call makes the next one, until all threads of the agent wait: from then on these run what comes. */
+enum { CALLS = THREADS_SANITIZED ? 20 : 520 };
+typedef struct deep {
+    tr_rpc *rpc;
+    tr_module *next;
+} deep;
+
+static tr_tensor *deep_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    TR_SCOPE;
+    TR_AUTOCAST(TR_BF16);
+    const deep *d = tr_module_state(self);
+    if (tr_item(inputs[0]) > 0) return tr_escape(tr_forward(d->next, tr_affine(inputs[0], 1, -1)));
+    tr_future *alone = tr_rpc_sync(d->rpc, "w0", "runs_alone");
+    return tr_escape(tr_scalar(tr_future_wait(alone) == TR_OK ? (double)tr_future_i64(alone) : -1, TR_F64));
+}
+
+static void *deep_module(void *state) { return state; }
+TR_RPC_WITH_STATE(deep_module, RETURNS(OBJECT));
+static int64_t runs_alone(void *state)
+{
+    return tr_module_training(state) && tr_autocast() == TR_F32 && !tr__segment_runs();
+}
+TR_RPC_WITH_STATE(runs_alone, RETURNS(I64));
+
+static void run_deep(rank *r)
+{
+    TR_SCOPE;
+    dist_worker w;
+    tr_module *module = tr_module_new("deep", sizeof(deep), deep_forward);
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &deep_module_rpc, .state = module));
+    OK(tr_rpc_register(w.rpc, &runs_alone_rpc, .state = module));
+    deep *d = tr_module_state(module);
+    *d = (deep){w.rpc, tr_remote_module(tr_remote(w.rpc, "w0", "deep_module"))};
+    for (int recompute = 0; recompute < 2; recompute++) {
+        TR_DIST_CONTEXT(w.rpc, context);
+        OK(recompute ? tr_train(d->next) : tr_eval(d->next));
+        OK(tr_set_recompute(module, recompute));
+        CHECK(tr_item(tr_forward(d->next, tr_require_grad(tr_scalar(CALLS, TR_F64)))) == 1);
+    }
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void what_a_waiting_thread_runs_is_not_in_its_mode(void **state)
+{
+    (void)state;
+    run(1, run_deep, NULL);
+}
+
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
 
 static tr_status break_backward(tr_tensor *leaf, tr_tensor *gradient, void *user)
@@ -756,6 +810,7 @@ int main(void)
         cmocka_unit_test(optimizers_step_as_in_one_process),
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
         cmocka_unit_test(a_remote_module_runs_in_its_callers_mode),
+        cmocka_unit_test(what_a_waiting_thread_runs_is_not_in_its_mode),
         cmocka_unit_test(a_failure_anywhere_ends_the_backward_with_its_cause),
         cmocka_unit_test(an_answer_of_another_thread_belongs_to_its_calls_context),
         cmocka_unit_test(a_backward_in_a_function_leaves_its_thread_to_others),

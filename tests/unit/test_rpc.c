@@ -1,8 +1,11 @@
 /* Remote procedure calls: ranks as threads. */
 #include "comm_ranks.h"
+#include "sanitized.h"
 
 #include "rpc/frame.h"
 
+#include <trireme/autograd.h>
+#include <trireme/ops.h>
 #include <trireme/rpc.h>
 
 #include <pthread.h>
@@ -78,12 +81,15 @@ static tr_status count_up(void *state, int64_t by, int64_t *out)
 }
 TR_RPC_WITH_STATE(count_up, I64, TRIES(I64));
 
-/* f(n) = f(n - 1) + n, each step on the next worker. */
+/* f(n) = f(n - 1) + n, each step on the next worker. It begins as on a thread of its own, also on one that waits in another call. */
 static tr_status sum_round(int64_t n, int64_t *out)
 {
     tr_rpc *rpc = tr_rpc_current();
     *out = 0;
+    if (tr_autocast() != TR_F32 || !tr_grad_enabled()) return tr_fail(TR_STATE, "sum_round: in another call's mode");
     if (n == 0) return TR_OK;
+    TR_AUTOCAST(TR_BF16);
+    TR_NO_GRAD;
     int next = (tr_rpc_rank(rpc) + 1) % tr_rpc_workers(rpc);
     tr_future *f = tr_rpc_sync(rpc, tr_rpc_name(rpc, next), "sum_round", n - 1);
     *out = tr_future_i64(f) + n;
@@ -227,7 +233,7 @@ static void nested(rank *r)
     tr_rpc *rpc = start(r, &counter);
     OK(tr_status_of(rpc));
     OK(tr_barrier(r->group));
-    enum { DEPTH = 40, AT_ONCE = 6 };
+    enum { DEPTH = THREADS_SANITIZED ? 40 : 100, AT_ONCE = 6 }; /* more than an agent has threads, where there is one */
     tr_future *f[AT_ONCE];
     for (int i = 0; i < AT_ONCE; i++) f[i] = tr_rpc_async(rpc, tr_rpc_name(rpc, i % r->world), "sum_round", DEPTH + i);
     OK(tr_future_wait_all(f, AT_ONCE));
