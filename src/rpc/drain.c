@@ -3,7 +3,8 @@
  * round, whether they have called tr_rpc_stop(), have no call under way and run none, and how many calls they have begun so
  * far. A request that is on its way belongs to a call that is under way at its caller. Messages about references are counted where
  * they are sent and where they were heard: alike over all workers, none is on its way (Mattern 1987). So when two rounds find
- * everyone idle and the same numbers, there was nothing in between, and there will be nothing.
+ * everyone idle and the same numbers, there was nothing in between, and there will be nothing. If the asker has lost a worker that
+ * others have not, the two counts never become alike: from then on only calls are waited for.
  *
  * That may take long, as others compute, and a worker that only serves waits for all of it. When nobody has had a call under
  * way for as long as the agent's timeout, the log is told whom all wait for; only on a worker that does not answer for as long
@@ -287,7 +288,7 @@ static void tell_all(tr_rpc *rpc, tr__rpc_frame frame, const char *text)
 static bool ask_all(tr_rpc *rpc, uint64_t *sum)
 {
     struct tr__rpc_answer own = state_of(rpc);
-    bool idle = own.state & DONE;
+    bool idle = own.state & DONE, lost = false;
     int64_t unheard = own.unheard;
     *sum = own.begun;
     pthread_mutex_lock(&rpc->drain_lock);
@@ -304,6 +305,7 @@ static bool ask_all(tr_rpc *rpc, uint64_t *sum)
     if (reminds) remind(rpc, text, rpc->rank, own.state);
     for (int i = 0; i < rpc->world; i++) {
         const struct tr__rpc_answer *a = &rpc->answers[i];
+        lost |= rpc->links[i].lost;
         if (i == rpc->rank || !is_live(rpc, i)) continue;
         if (a->round != round) give_up(rpc, i);
         if (reminds) remind(rpc, text, i, a->state);
@@ -311,7 +313,7 @@ static bool ask_all(tr_rpc *rpc, uint64_t *sum)
         *sum += a->begun;
         unheard += a->unheard;
     }
-    idle &= unheard == 0;
+    idle &= unheard == 0 || lost;
     look_at_functions(rpc, idle);
     pthread_mutex_unlock(&rpc->drain_lock);
     if (text[0]) tr__log(TR_LOG_WARN, "%s", text);

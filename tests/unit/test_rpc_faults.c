@@ -636,12 +636,39 @@ static tr_status meet_nonsense(rank *r)
     return says("tr_rpc_stop: worker ");
 }
 
+/* Worker 2 lets go of a value of worker 1's, and then loses worker 0, but not worker 1. So worker 0, which asks who is done, never
+ * hears that the message which worker 1 has heard was sent. */
+static tr_status drop_and_meet_nonsense(rank *r)
+{
+    TR_SCOPE;
+    tr_status status = TR_OK;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number == 2) {
+        TR_SCOPE;
+        TRY(tr_future_wait(tr_rref_to_here(tr_remote(rpc, "worker1", "twice", 21))));
+        TRY(send_nonsense(rpc, 1));
+    }
+    while (r->number != 1 && status == TR_OK) status = call(rpc, 2 - r->number);
+    CHECK(r->number == 1 || status == (r->number ? TR_PEER : TR_FORMAT));
+    TRY(tr_barrier(r->group));
+    CHECK(tr_rpc_stop(rpc) == (r->number == 2 ? TR_PEER : TR_FORMAT));
+    return says("tr_rpc_stop: worker ");
+}
+
 static void what_is_no_message_ends_that_link_alone(void **state)
 {
     (void)state;
     static const int near[] = {0, 0, 0, 0, 0}, far[] = {0, 1, 2, 1, 2};
     run_job_in(&(setting){.hosts = near}, 5, meet_nonsense, NULL);
     run_job_in(&(setting){.hosts = far}, 5, meet_nonsense, NULL);
+}
+
+static void messages_of_who_is_lost_are_not_waited_for(void **state)
+{
+    (void)state;
+    run_job(3, drop_and_meet_nonsense, NULL);
 }
 
 /* Workers 0 and 1 lose each other, and worker 2, whose links last, hears of it from one of them. */
@@ -770,6 +797,7 @@ int main(void)
         cmocka_unit_test(a_block_that_does_not_come_is_named),
         cmocka_unit_test(calls_between_hosts_are_encrypted),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
+        cmocka_unit_test(messages_of_who_is_lost_are_not_waited_for),
         cmocka_unit_test(all_hear_who_was_lost),
         cmocka_unit_test(nobody_waits_for_the_rest_of_nonsense),
     };
