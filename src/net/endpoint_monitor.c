@@ -217,20 +217,22 @@ static bool has_lost_more(const tr__endpoint *e, int peer)
  * that went before it is the reason, and its socket is at its end, too, or will be in a moment. */
 static void receive_polled(tr__endpoint *e)
 {
-    bool deferred = false;
-    for (int round = 0; round < 2; round++) {
+    for (bool last = atomic_load(&e->stopping);; last = true) {
+        bool deferred = false;
         for (int i = 0; i < e->world_size; i++) {
             struct pollfd *polled = &e->polled[i];
             if (polled->fd < 0 || !(polled->revents & (POLLIN | POLLHUP | POLLERR)) || !receive_all(e, i)) continue;
             polled->fd = -1;
-            if (round == 0 && has_lost_more(e, i)) deferred = true;
+            if (!has_lost_more(e, i)) hang_up(e, i);
+        }
+        for (int i = 0; i < e->world_size; i++) {
+            if (e->polled[i].fd >= 0 || e->peers[i].socket < 0) continue;
+            if (!last && has_lost_more(e, i)) deferred = true;
             else hang_up(e, i);
         }
         if (!deferred) return;
-        if (round == 0) (void)poll(e->polled, (nfds_t)e->world_size, LOST_MS);
+        (void)poll(e->polled, (nfds_t)e->world_size, LOST_MS);
     }
-    for (int i = 0; i < e->world_size; i++)
-        if (e->polled[i].fd < 0 && e->peers[i].socket >= 0) hang_up(e, i);
 }
 
 /* ---- What goes out ----------------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -25,6 +26,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -369,6 +371,45 @@ static void the_first_of_two_dead_ranks_is_named(void **state)
     }
 }
 
+enum { LEAVERS = 4 };
+static atomic_int waits; /* of the monitor, of peers alone and not for ever: for one that may have ended before another */
+
+int poll(struct pollfd *polled, nfds_t count, int timeout_ms)
+{
+    struct timespec timeout = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    if (count == LEAVERS && timeout_ms > 0) atomic_fetch_add(&waits, 1);
+    return (int)syscall(SYS_ppoll, polled, count, timeout_ms < 0 ? NULL : &timeout, NULL, 0);
+}
+
+static tr_status leave_in_turn(rank *r)
+{
+    atomic_store(&r->post->turns, 1);
+    while (atomic_load(&r->post->turns) < 2) usleep(1000);
+    usleep(50000); /* so that it has heard of those that left before */
+    TRY(tr_leave(r->group));
+    CHECK(r->number != 3 || atomic_load(&waits) == 0);
+    return TR_OK;
+}
+
+/* Rank 3 comes to hear at once that rank 2 and then rank 1 have left, and need not wait to know which was the first. */
+static void ranks_that_leave_in_turn_are_not_waited_for(void **state)
+{
+    (void)state;
+    job j;
+    start_job(&j, LEAVERS, leave_in_turn, NULL);
+    for (int i = 0; i < LEAVERS; i++) await_turns(&j, i, 1);
+    kill(j.ranks[3].pid, SIGSTOP);
+    for (int turn = 0; turn < LEAVERS; turn++) {
+        int leaver = (const int[]){2, 1, 3, 0}[turn]; /* rank 0 has the store */
+        if (leaver == 3) kill(j.ranks[3].pid, SIGCONT);
+        atomic_store(&j.posts[leaver].turns, 2);
+        reap(&j, leaver);
+    }
+    for (int i = 0; i < LEAVERS; i++)
+        if (j.posts[i].status != TR_OK) fail_msg("rank %d: %s", i, j.posts[i].text);
+    finish(&j);
+}
+
 /* ---- Stopped ranks ----------------------------------------------------------------------------------------------- */
 
 static tr_status act_with_a_timeout(rank *r)
@@ -573,6 +614,7 @@ int main(void)
         cmocka_unit_test(a_rank_killed_while_it_joins_is_an_error),
         cmocka_unit_test(a_rank_that_exits_is_not_said_to_have_died),
         cmocka_unit_test(the_first_of_two_dead_ranks_is_named),
+        cmocka_unit_test(ranks_that_leave_in_turn_are_not_waited_for),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(a_rank_without_shared_memory_is_an_error_everywhere),
         cmocka_unit_test(rank_0_serves_as_under_torchrun),
