@@ -555,7 +555,10 @@ static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record 
         s->count = 0;
         for (int from = 0; from < asked; from += AT_ONCE) {
             tr_status status = gather_records(r, s, from, asked - from < AT_ONCE ? asked - from : AT_ONCE, now_ms, records);
-            if (status == TR_IO && wait_ms > LOOK_FIRST_MS) return say_lost(r, s, from ? s->count : asked);
+            if (status == TR_IO && wait_ms > LOOK_FIRST_MS) {
+                memmove(s->ranks + s->count, s->ranks + from, (size_t)(asked - from) * sizeof *s->ranks);
+                return say_lost(r, s, s->count + asked - from);
+            }
             TR__TRY(status);
         }
         if (s->count == 0) {

@@ -239,9 +239,9 @@ typedef struct one {
     tr__rendezvous r;
 } one;
 
-static void begin(one *o, tr_store *store, int number)
+static void begin_of(one *o, int world, tr_store *store, int number)
 {
-    *o = (one){.member = {.group = "g", .rank = number, .world_size = 2, .store = store, .timeout_ms = JOIN_MS}};
+    *o = (one){.member = {.group = "g", .rank = number, .world_size = world, .store = store, .timeout_ms = JOIN_MS}};
     tr__endpoint_record_here(&o->member, &o->record);
     strcpy(o->record.address, "-");
     strcpy(o->record.tcp_address, "-");
@@ -249,6 +249,11 @@ static void begin(one *o, tr_store *store, int number)
     strcpy(o->record.tcp_cookie, o->record.cookie);
     assert_int_equal(tr__rendezvous_register(&o->r, &o->member, &o->record), TR_OK);
     assert_int_equal(tr__rendezvous_publish(&o->r, &o->record), TR_OK);
+}
+
+static void begin(one *o, tr_store *store, int number)
+{
+    begin_of(o, 2, store, number);
 }
 
 static void give_up(one *o)
@@ -342,12 +347,14 @@ static void who_waits_in_the_next_generation_names_the_dead(void **state)
 }
 
 /* A store that is asked for one key after the other, and where a death is told of in between; or rank 1 comes, after somebody
- * has waited for it in vain, and has met the others at once. */
+ * has waited for it in vain, and has met the others at once; or which is gone when a key is asked for again. */
 typedef struct slow_store {
     tr_store *inner;
     const one *dies;
     bool told;
     one *comes;
+    const char *breaks;
+    int asked; /* for that key */
 } slow_store;
 
 static tr_status slow_set(void *user, const char *key, const void *value, size_t bytes)
@@ -359,6 +366,7 @@ static tr_status slow_get(void *user, const char *key, int timeout_ms, void **va
 {
     slow_store *s = user;
     char text[80];
+    if (s->breaks && strcmp(key, s->breaks) == 0 && s->asked++) return tr__fail(TR_IO, "the test's store fails");
     tr_status status = tr__store_get(s->inner, key, timeout_ms, value, bytes);
     if (s->comes && status == TR_TIMEOUT && strcmp(key, "group/g/endpoint/1/1") == 0) {
         begin(s->comes, s->inner, 1);
@@ -417,6 +425,22 @@ static void who_is_marked_as_met_is_met(void **state)
     assert_int_equal(b.r.generation, 1);
     tr__rendezvous_withdraw(&a.r);
     tr__rendezvous_withdraw(&b.r);
+}
+
+/* Of so many ranks that their records are asked for in two requests, of which the second one fails. */
+static void all_that_are_missing_are_named(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    one a;
+    slow_store s = {.inner = tr_store_memory(), .breaks = "group/g/endpoint/1/4097"};
+    tr_store *store = tr_store_custom(slow_set, slow_get, slow_add, slow_compare_set, .user = &s);
+    tr__endpoint_record *records = calloc(5000, sizeof *records);
+    begin_of(&a, 5000, store, 0);
+    FAILS(TR_IO, tr__rendezvous_read_all(&a.r, records), "of 5000 ranks, ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 4989 more had not "
+        "joined yet: the test's store fails");
+    tr__rendezvous_withdraw(&a.r);
+    free(records);
 }
 
 /* ---- Processes --------------------------------------------------------------------------------------------------- */
@@ -534,6 +558,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(who_waits_in_the_next_generation_names_the_dead),
         cmocka_unit_test(a_death_that_is_told_between_two_looks_is_heard_of),
         cmocka_unit_test(who_is_marked_as_met_is_met),
+        cmocka_unit_test(all_that_are_missing_are_named),
         cmocka_unit_test(threads_join_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
