@@ -115,14 +115,22 @@ void tr__facts_free(tr__facts *facts)
 /* The facts of a rank. */
 typedef struct part {
     const char *begin, *end;
+    const char *latest; /* that was found: the next one to be looked for is most often the one behind it */
 } part;
 
 /* A rank's fact of this name; without a name when there is none. */
-static tr__fact find_fact(part p, const char *name)
+static tr__fact find_fact(part *p, const char *name)
 {
     tr__fact fact;
-    while (next_fact(&p.begin, p.end, &fact))
-        if (strcmp(fact.name, name) == 0) return fact;
+    const char *from = p->latest;
+    for (int wrapped = 0; wrapped < 2; wrapped++) {
+        const char *place = wrapped ? p->begin : from, *end = wrapped ? from : p->end;
+        for (const char *at = place; next_fact(&at, end, &fact); place = at) {
+            if (strcmp(fact.name, name) != 0) continue;
+            p->latest = place;
+            return fact;
+        }
+    }
     return (tr__fact){0};
 }
 
@@ -147,29 +155,29 @@ static const char *value_text(tr__fact fact, char text[VALUE_TEXT])
 }
 
 /* What rank `like` has under a name, and which ranks have the same. Marks these in seen. */
-static void write_holders(FILE *to, const part *all, int world_size, int like, const char *name, bool *seen, int *ranks)
+static void write_holders(FILE *to, part *all, int world_size, int like, const char *name, bool *seen, int *ranks)
 {
-    tr__fact wanted = find_fact(all[like], name);
+    tr__fact wanted = find_fact(&all[like], name);
     char text[VALUE_TEXT], list[TR__RANKS_TEXT];
     int count = 0;
     for (int rank = 0; rank < world_size; rank++) {
-        if (!is_same(find_fact(all[rank], name), wanted)) continue;
+        if (!is_same(find_fact(&all[rank], name), wanted)) continue;
         seen[rank] = true;
         ranks[count++] = rank;
     }
     fprintf(to, "%s on %s", value_text(wanted, text), tr__ranks_text(ranks, count, count, list));
 }
 
-static bool differs(const part *all, int world_size, const char *name)
+static bool differs(part *all, int world_size, const char *name)
 {
-    tr__fact first = find_fact(all[0], name);
+    tr__fact first = find_fact(&all[0], name);
     for (int rank = 1; rank < world_size; rank++)
-        if (!is_same(first, find_fact(all[rank], name))) return true;
+        if (!is_same(first, find_fact(&all[rank], name))) return true;
     return false;
 }
 
 /* "lr is 0.1 on ranks 0 and 1, 0.2 on rank 2": each value once. */
-static void write_difference(FILE *to, const part *all, int world_size, const char *name, bool *seen, int *ranks)
+static void write_difference(FILE *to, part *all, int world_size, const char *name, bool *seen, int *ranks)
 {
     memset(seen, 0, (size_t)world_size * sizeof *seen);
     fprintf(to, "%.*s is ", SHOWN_BYTES, name);
@@ -181,7 +189,7 @@ static void write_difference(FILE *to, const part *all, int world_size, const ch
 }
 
 /* Writes the differences that are only told, or those that refuse. Goes through the names of all ranks, each once. */
-static void write_differences(FILE *to, const part *all, int world_size, bool told, bool *seen, int *ranks)
+static void write_differences(FILE *to, part *all, int world_size, bool told, bool *seen, int *ranks)
 {
     int differences = 0;
     for (int rank = 0; rank < world_size; rank++) {
@@ -189,7 +197,7 @@ static void write_differences(FILE *to, const part *all, int world_size, bool to
         tr__fact fact;
         while (next_fact(&at, all[rank].end, &fact)) {
             bool visited = fact.told != told;
-            for (int before = 0; before < rank && !visited; before++) visited = find_fact(all[before], fact.name).name;
+            for (int before = 0; before < rank && !visited; before++) visited = find_fact(&all[before], fact.name).name;
             if (visited || !differs(all, world_size, fact.name)) continue;
             if (differences) fputs("; ", to);
             if (differences++ == SHOWN_DIFFERENCES) {
@@ -202,7 +210,7 @@ static void write_differences(FILE *to, const part *all, int world_size, bool to
 }
 
 /* The differences of a kind as text, to be freed; "": there are none. NULL: no memory. */
-static char *differences_text(const part *all, int world_size, bool told)
+static char *differences_text(part *all, int world_size, bool told)
 {
     bool *seen = calloc((size_t)world_size, sizeof *seen);
     int *ranks = calloc((size_t)world_size, sizeof *ranks);
@@ -221,7 +229,7 @@ static tr_status compare(tr_group *group, const char *what, const char *bytes, c
 {
     int world_size = tr_world_size(group);
     part *all = calloc((size_t)world_size, sizeof *all);
-    for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank]};
+    for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank], bytes};
     char *told = all ? differences_text(all, world_size, true) : NULL;
     char *refused = all ? differences_text(all, world_size, false) : NULL;
     tr_status status = TR_OK;

@@ -49,6 +49,25 @@ static void differences_are_shown_with_their_ranks(void **state)
     run(3, different_values, NULL);
 }
 
+/* In a time that grows with their number, not with its square: that would take an hour. */
+static void so_many_facts(rank *r)
+{
+    char name[32];
+    tr__facts facts = {0};
+    for (int i = 0; i < 200000; i++) {
+        snprintf(name, sizeof name, "tensor %d", i);
+        tr__facts_add(&facts, &(tr__fact){.name = name, .value = i == 199999 && r->number ? "b" : "a", .bytes = 1});
+    }
+    CHECK(tr__agree_once(r->group, "model", &facts) == TR_MISMATCH);
+    SAYS("model: ranks differ: tensor 199999 is a on rank 0, b on ranks 1 and 2");
+}
+
+static void a_difference_among_many_facts_is_found_soon(void **state)
+{
+    (void)state;
+    run(3, so_many_facts, NULL);
+}
+
 static void different_bytes(rank *r)
 {
     char *large = malloc(1000);
@@ -189,6 +208,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_that_are_the_same_pass), cmocka_unit_test(differences_are_shown_with_their_ranks),
+        cmocka_unit_test(a_difference_among_many_facts_is_found_soon),
         cmocka_unit_test(long_values_are_cut),           cmocka_unit_test(several_facts_are_compared_at_once),
         cmocka_unit_test(some_differences_are_only_told), cmocka_unit_test(numbers_have_few_digits),
         cmocka_unit_test(bad_values_are_refused),        cmocka_unit_test(versions_must_be_the_same),
