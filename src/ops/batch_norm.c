@@ -4,7 +4,7 @@
  *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
  * With mean and variance given they are constants: dx = weight rstd g.
  *
- * batch_norm_relu: y = max(0, xhat weight + bias + residual); g counts where y > 0, and that is the residual's gradient.
+ * batch_norm_relu: y = max(0, xhat weight + bias + residual); g is masked where y <= 0, and is the residual's gradient then.
  */
 #include "ops/batch_norm.h"
 
@@ -156,7 +156,7 @@ tr_status tr__batch_norm_forward(tr_op_call *call)
     return TR_OK;
 }
 
-/* Row r of the gradient that counts. */
+/* Row r of the gradient, masked where ReLU's output is 0. */
 static void read_gradient(const job *j, int64_t r, int64_t first, int64_t n, double *g)
 {
     double y[TR__ROW_BLOCK];
@@ -233,9 +233,10 @@ static tr_tensor *like_x(const tr_tensor *x)
     return tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
 }
 
-/* By `grad`, which also gets the output and gives the residual's gradient where has_relu. */
-static tr_status run_backward(tr_backward_call *call, const tr_op *grad, bool has_relu)
+/* By one of the two gradient ops: batch_norm_relu_grad also reads the output and gives the residual's gradient. */
+static tr_status run_backward(tr_backward_call *call, const tr_op *grad)
 {
+    bool has_relu = grad == tr__op(batch_norm_relu_grad);
     tr_batch_norm_attrs attrs = *(const tr_batch_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[4] = {NULL};
     if (!call->grad_outputs[0]) return TR_OK;
@@ -252,12 +253,12 @@ static tr_status run_backward(tr_backward_call *call, const tr_op *grad, bool ha
 
 tr_status tr__batch_norm_backward(tr_backward_call *call)
 {
-    return run_backward(call, tr__op(batch_norm_grad), false);
+    return run_backward(call, tr__op(batch_norm_grad));
 }
 
 tr_status tr__batch_norm_relu_backward(tr_backward_call *call)
 {
-    return run_backward(call, tr__op(batch_norm_relu_grad), true);
+    return run_backward(call, tr__op(batch_norm_relu_grad));
 }
 
 /* ---- With running statistics ----------------------------------------------------------------------------------------- */

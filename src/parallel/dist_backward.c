@@ -642,7 +642,7 @@ static void abort_pass(tr_dist_context *c, const tr__dist_message *m)
     bool ours = c->part && c->part->pass == m->pass;
     if (c->aborted < m->pass) {
         c->aborted = m->pass;
-        if (c->abort_reason) tr__error_unref(c->abort_reason);
+        tr__error_unref(c->abort_reason);
         tr__fail(m->status, "%s", m->text);
         c->abort_reason = tr__error_take();
     }

@@ -128,7 +128,7 @@ static void destroy(void *self)
         e->free(e);
     }
     tr__dist_part_unref(c->part);
-    if (c->abort_reason) tr__error_unref(c->abort_reason);
+    tr__error_unref(c->abort_reason);
     pthread_mutex_destroy(&c->lock);
 }
 

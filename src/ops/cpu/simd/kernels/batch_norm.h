@@ -16,9 +16,9 @@ typedef struct batch_job {
     tr_dtype dtype;     /* of x, g and y */
     const void *x, *g;  /* [rows, c] */
     void *y;            /* or dx */
-    bool relu;          /* y = relu(norm + residual); of a gradient: g counts where output > 0 */
+    bool relu;          /* y = relu(norm + residual); of a gradient: g is masked where output <= 0 */
     const void *residual, *output; /* [rows, c], or NULL */
-    void *counting;     /* the g that counts, as it is summed; or NULL */
+    void *masked_g;     /* where to write the masked g; or NULL */
     int64_t rows, c, chunk, run; /* rows in all, in a chunk, in a run */
     const float *mean, *rstd;
     const float *of_x, *of_g, *rest; /* [c]: y = (x - mean) of_x + g of_g + rest */
@@ -85,7 +85,7 @@ static inline void join_moments(double *mean, double *squares, double before, do
     *squares += more_squares + apart * apart * before * share;
 }
 
-/* The m gradients from g[at] on that count. */
+/* m elements of g from g[at] on, masked by ReLU's output or not. */
 LANES_INLINE vec batch_gradient(tr_dtype dtype, const batch_job *j, int64_t at, int64_t m, const bool masked)
 {
     vec g = lanes_load(dtype, j->g, at, m);
@@ -101,7 +101,7 @@ LANES_INLINE void run_grad_sums(tr_dtype dtype, const batch_job *j, int64_t at, 
     for (int64_t r = at; r < at + n * j->c; r += j->c)
         for (int v = 0; v < vectors; v++) {
             vec g = batch_gradient(dtype, j, r + v * WIDTH, m, masked);
-            if (masked && j->counting) lanes_store(dtype, j->counting, r + v * WIDTH, m, g);
+            if (masked && j->masked_g) lanes_store(dtype, j->masked_g, r + v * WIDTH, m, g);
             sum[v] += g;
             product[v] += g * (lanes_load(dtype, j->x, r + v * WIDTH, m) - mean[v]);
         }
@@ -256,7 +256,7 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
 {
     const tr_batch_norm_attrs *attrs = call->attrs;
     bool relu = call->op == tr__op(batch_norm_relu_grad);
-    tr_tensor *out = call->outputs[0], *of_residual = relu ? call->outputs[3] : NULL, *dx = NULL, *counting = NULL;
+    tr_tensor *out = call->outputs[0], *of_residual = relu ? call->outputs[3] : NULL, *dx = NULL, *masked_g = NULL;
     tr_dtype dtype = call->inputs[1]->dtype;
     if (dtype == TR_F64 || tr__numel(call->inputs[1]->shape) == 0) return TR_DECLINED;
     TR_SCOPE;
@@ -270,8 +270,8 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
         j.output = tr__ptr(output);
     }
     if (of_residual) {
-        TR__TRY(tr_status_of(counting = tr__staged_images(of_residual, dtype, false)));
-        j.counting = tr__ptr(counting);
+        TR__TRY(tr_status_of(masked_g = tr__staged_images(of_residual, dtype, false)));
+        j.masked_g = tr__ptr(masked_g);
     }
     batch_job_init(&j, x);
     float *rstd = batch_room(&j, 4);
@@ -289,14 +289,14 @@ static tr_status batch_norm_grad_kernel(tr_op_call *call)
         j.of_x = of_x;
         j.of_g = of_g;
         j.rest = rest;
-        if (counting) { /* they are known now */
-            j.g = j.counting;
+        if (masked_g) { /* as it was written with the sums */
+            j.g = j.masked_g;
             j.output = NULL;
         }
         tr__pool_for(tr__pool_of(x), j.rows, tr__row_grain(j.c), batch_rows, &j);
     }
     free(j.sums);
-    TR__TRY(tr__unstage(of_residual, counting));
+    TR__TRY(tr__unstage(of_residual, masked_g));
     return tr__unstage(out, dx);
 }
 
