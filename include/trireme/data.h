@@ -147,18 +147,21 @@ typedef struct tr_distributed_sampler_options {
     size_t size;
     const char *given;
     int64_t count;         /* samples in the dataset */
-    tr_group *group;       /* gives rank and world size; NULL: the two fields below do */
+    tr_group *group;       /* gives rank and world size; NULL: the two fields below do. With it the call is collective, and
+                              TR_MISMATCH on all ranks where the other fields differ */
     int rank, world_size;  /* a world_size of 0 is 1 */
     bool in_order;         /* by index; otherwise shuffled by Philox, keyed by (seed, epoch) */
     uint64_t seed;         /* the same on all ranks */
     bool drop_last;        /* leave the last samples out to make ranks even; otherwise the first samples are repeated */
     int64_t global_batch;  /* samples in a step of all ranks together: see below; 0: PyTorch's rule */
+    const char *file;      /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_distributed_sampler_options;
 /* PyTorch's rule: rank r takes every world_size-th of the shuffled samples, from the r-th on. With a .global_batch of
  * n, rank r takes samples [n*r/world_size, n*(r+1)/world_size) of each n in a row, and an incomplete batch at the end
  * is left out. So any number of ranks learns from the same batches. The loader's .batch is then this rank's part of
  * n. */
-#define tr_distributed_sampler(...) TR__NEW1(tr_distributed_sampler, count, __VA_ARGS__)
+#define tr_distributed_sampler(...) TR__NEW1(tr_distributed_sampler, count, __VA_ARGS__, TR__HERE)
 TR_API tr_sampler *tr_distributed_sampler_with(const tr_distributed_sampler_options *options);
 
 /* Sets the epoch whose order is drawn, from 0. The next epoch of a loader with this sampler is that one; a later call
@@ -200,17 +203,19 @@ typedef struct tr_loader_options {
                              has no .user */
     int prefetch;         /* batches per worker that are ready or being made; default 2 */
     bool shuffle;         /* a new order in every epoch; otherwise samples come by index, as in a DataLoader */
-    uint64_t seed;        /* for the order and for each sample's random numbers; with .group the same on all ranks, or
-                             their samples overlap */
+    uint64_t seed;        /* for the order and for each sample's random numbers */
     bool drop_last;       /* leave out an incomplete batch at the end */
-    tr_group *group;      /* its ranks divide each epoch, by a tr_distributed_sampler(); NULL: this process alone */
+    tr_group *group;      /* its ranks divide each epoch, by a tr_distributed_sampler(), which all make alike: tr_loader_new() is
+                             collective then; NULL: this process alone */
     tr_sampler *sampler;  /* instead of .shuffle and .group */
     tr_collate collate;   /* NULL: samples are stacked along a new first dimension */
     void *user;           /* for collate */
     tr_device device;     /* where batches go */
     tr_on_bad on_bad;     /* TR_SKIP: bad samples are replaced */
+    const char *file;     /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_loader_options;
-#define tr_loader_new(...) tr_loader_new_with(TR__NAMED_OPTIONS1(tr_loader_options, set, __VA_ARGS__))
+#define tr_loader_new(...) tr_loader_new_with(TR__NAMED_OPTIONS1(tr_loader_options, set, __VA_ARGS__, TR__HERE))
 TR_API tr_loader *tr_loader_new_with(const tr_loader_options *options);
 
 typedef struct tr_batch {

@@ -297,6 +297,7 @@ tr_loader *tr_loader_new_with(const tr_loader_options *options)
 {
     tr_loader *loader = tr__object_new(&loader_type);
     if (loader->object.error) return loader;
+    TR__CALLED_AT(options->file, options->line);
     if (fill(loader, options) != TR_OK) tr__object_break(loader);
     return loader;
 }

@@ -3,6 +3,7 @@
 
 #include "base/given.h"
 #include "base/rng.h"
+#include "comm/agree.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -40,6 +41,18 @@ static tr_status take_stretches(tr_sampler *s, int64_t batch)
     return TR_OK;
 }
 
+/* Ranks that divide different orders would learn from some samples twice and from others never. */
+static tr_status compare(const tr_sampler *s, const tr_distributed_sampler_options *o)
+{
+    tr__facts facts = {0};
+    tr__facts_say(&facts, "count", "%" PRId64, s->count);
+    tr__facts_say(&facts, "order", "%s", s->shuffle ? "shuffled" : "by index");
+    if (s->shuffle) tr__facts_say(&facts, "seed", "%" PRIu64, s->seed);
+    tr__facts_say(&facts, "global_batch", "%" PRId64, o->global_batch);
+    tr__facts_say(&facts, "drop_last", "%s", o->drop_last ? "true" : "false");
+    return tr__agree_once(s->group, "distributed_sampler", &facts);
+}
+
 static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
 {
     s->count = o->count;
@@ -57,6 +70,7 @@ static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
         return tr__fail(TR_INVALID, "distributed_sampler: no rank %d in a world of %d", s->rank, s->world_size);
     s->shuffle = !o->in_order;
     s->seed = o->seed;
+    if (s->group) TR__TRY(compare(s, o));
     if (o->global_batch) return take_stretches(s, o->global_batch);
     s->length = s->count / s->world_size;
     if (!o->drop_last && s->count % s->world_size) s->length++;
@@ -67,6 +81,7 @@ tr_sampler *tr_distributed_sampler_with(const tr_distributed_sampler_options *op
 {
     tr_sampler *sampler = tr__object_new(&sampler_type);
     if (sampler->object.error) return sampler;
+    TR__CALLED_AT(options->file, options->line);
     if (fill(sampler, options) != TR_OK) tr__object_break(sampler);
     return sampler;
 }

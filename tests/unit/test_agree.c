@@ -2,6 +2,8 @@
 #include "comm/agree.h"
 #include "comm_ranks.h"
 
+#include <trireme/data.h>
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -47,6 +49,36 @@ static void differences_are_shown_with_their_ranks(void **state)
 {
     (void)state;
     run(3, different_values, NULL);
+}
+
+/* Each would give some samples to two ranks and others to none. */
+static void different_orders(rank *r)
+{
+    TR_SCOPE;
+    OK(tr_status_of(tr_distributed_sampler(9, .group = r->group, .seed = 3)));
+    OK(tr_status_of(tr_distributed_sampler(9, .group = r->group, .in_order = true, .seed = (uint64_t)r->number)));
+    tr_sampler *seeds = tr_distributed_sampler(9, .group = r->group, .seed = (uint64_t)r->number + 7);
+    CHECK(tr_status_of(seeds) == TR_MISMATCH);
+    SAYS("distributed_sampler: ranks differ: seed is 7 on rank 0, 8 on rank 1");
+    CHECK(tr_status_of(tr_distributed_sampler(9, .group = r->group, .in_order = r->number == 1)) == TR_MISMATCH);
+    SAYS("order is shuffled on rank 0, by index on rank 1");
+    CHECK(tr_status_of(tr_distributed_sampler(9 + r->number, .group = r->group)) == TR_MISMATCH);
+    SAYS("count is 9 on rank 0, 10 on rank 1");
+    CHECK(tr_status_of(tr_distributed_sampler(9, .group = r->group, .drop_last = r->number == 1)) == TR_MISMATCH);
+    SAYS("drop_last is false on rank 0, true on rank 1");
+    CHECK(tr_status_of(tr_distributed_sampler(9, .group = r->group, .global_batch = 4 + r->number)) == TR_MISMATCH);
+    SAYS("global_batch is 4 on rank 0, 5 on rank 1");
+
+    tr_dataset *set = tr_dataset_tensors(tr_ones(TR_SHAPE(8, 2)), NULL);
+    tr_loader *loader = tr_loader_new(set, .batch = 2, .shuffle = true, .seed = (uint64_t)r->number, .group = r->group);
+    CHECK(tr_status_of(loader) == TR_MISMATCH);
+    SAYS("seed is 0 on rank 0, 1 on rank 1");
+}
+
+static void orders_that_differ_are_refused(void **state)
+{
+    (void)state;
+    run(2, different_orders, NULL);
 }
 
 /* In a time that grows with their number, not with its square: that would take an hour. */
@@ -208,7 +240,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_that_are_the_same_pass), cmocka_unit_test(differences_are_shown_with_their_ranks),
-        cmocka_unit_test(a_difference_among_many_facts_is_found_soon),
+        cmocka_unit_test(orders_that_differ_are_refused), cmocka_unit_test(a_difference_among_many_facts_is_found_soon),
         cmocka_unit_test(long_values_are_cut),           cmocka_unit_test(several_facts_are_compared_at_once),
         cmocka_unit_test(some_differences_are_only_told), cmocka_unit_test(numbers_have_few_digits),
         cmocka_unit_test(bad_values_are_refused),        cmocka_unit_test(versions_must_be_the_same),

@@ -14,7 +14,7 @@
     } while (0)
 
 typedef enum call {
-    EVALUATE, BACKWARD, FIT, STEP, MAKE_DDP, MAKE_TRAINER, MAKE_MESH,
+    EVALUATE, BACKWARD, FIT, STEP, MAKE_DDP, MAKE_TRAINER, MAKE_MESH, MAKE_LOADER, MAKE_SAMPLER,
     PIPELINE, CLIP, UNSCALE, SCALED_STEP, CALLS
 } call;
 
@@ -47,6 +47,7 @@ static void lose_a_rank(rank *r)
         OK(tr_pipeline_step(pipe, x, NULL, NULL));
     }
     if (which == BACKWARD) ddp = tr_ddp(net, r->group);
+    tr_loader *loader = which == EVALUATE ? tr_loader_new(set, .batch = 4, .group = r->group) : NULL;
     int made = __LINE__ + 2;
     if (which == FIT || which == STEP)
         trainer = tr_classifier_trainer(net, set, .group = r->group, .global_batch = 8, .steps = 2);
@@ -60,7 +61,7 @@ static void lose_a_rank(rank *r)
     tr_metrics_row row;
     switch (which) {
     case EVALUATE:
-        CHECK(tr_evaluate(net, tr_loader_new(set, .batch = 4, .group = r->group), .score = &score) == TR_PEER);
+        CHECK(tr_evaluate(net, loader, .score = &score) == TR_PEER);
         TELLS(__LINE__ - 1);
         break;
     case BACKWARD:
@@ -85,6 +86,14 @@ static void lose_a_rank(rank *r)
         break;
     case MAKE_MESH:
         CHECK(tr_status_of(tr_mesh_new(r->group, .dp = 2)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case MAKE_LOADER:
+        CHECK(tr_status_of(tr_loader_new(set, .group = r->group)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case MAKE_SAMPLER:
+        CHECK(tr_status_of(tr_distributed_sampler(8, .group = r->group)) == TR_PEER);
         TELLS(__LINE__ - 1);
         break;
     case PIPELINE:

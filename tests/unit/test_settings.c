@@ -265,12 +265,17 @@ static void different_sets(rank *r)
         OK(tr_status_of(tr_classifier_trainer(net, good, .group = r->group, .global_batch = 2)));
         CHECK(tr_status_of(tr_classifier_trainer(net, good, .validation = set_of(i, r->number), .group = r->group,
             .global_batch = 2)) == TR_MISMATCH);
-        SAYS("validation");
+        SAYS("trainer: ranks differ: validation");
+        OK(tr_status_of(tr_classifier_trainer(net, good, .validation = set_of(i, r->number), .group = r->group, .global_batch = 2,
+            .allow_different = "validation")));
         OK(tr_status_of(tr_classifier_trainer(net, set_of(i, r->number), .group = r->group, .global_batch = 2, .steps = 3,
             .allow_different = "data")));
     }
     TR_SCOPE;
     tr_dataset *set = rows(-1);
+    CHECK(tr_status_of(tr_classifier_trainer(tr_linear(4, 2), set, .validation = r->number ? NULL : set, .group = r->group,
+        .global_batch = 2)) == TR_MISMATCH);
+    SAYS("none on rank 1");
     CHECK(tr_status_of(tr_classifier_trainer(tr_linear(4, 2), set, .group = r->group, .global_batch = 2,
         .on_bad = r->number ? TR_SKIP : TR_FAIL)) == TR_MISMATCH);
     SAYS("on_bad is fail on rank 0, skip on rank 1");
