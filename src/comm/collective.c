@@ -112,7 +112,7 @@ static tr_status check_ranks(const reading *r)
         return tr__fail(TR_INVALID, "%s: root %d is not a rank of this group, 0 … %d", r->name, c->root, r->world - 1);
     if (!r->kind->point_to_point) {
         c->peer = 0;
-        if (c->tag > 0) c->tag = 0; /* below it is tr__series_tag()'s */
+        if (c->tag > 0) c->tag = 0; /* below it is tr__bucket_tag()'s */
     }
     if (c->kind != TR_RECV) c->source = NULL;
     bool any = c->kind == TR_RECV && c->peer == TR_ANY_SOURCE;
@@ -335,9 +335,9 @@ static void describe(const tr__signature *s, char *text, size_t bytes)
     else if (kind->point_to_point)
         snprintf(text, bytes, " %s rank %d, tag %d", s->kind == TR_SEND ? "to" : "from", s->peer, s->tag);
     else if (s->tag < 0) {
-        int place = -(s->tag + 1), variant = place / TR__SERIES / TR__SERIES;
-        used = snprintf(text, bytes, ", series %d.%d", place / TR__SERIES % TR__SERIES, place % TR__SERIES);
-        if (variant) snprintf(text + used, bytes - (size_t)used, ", variant %d", variant);
+        int number = -(s->tag + 1), variant = number / TR__BUCKETS / TR__BUCKETS;
+        used = snprintf(text, bytes, ", bucket %d of module %d", number % TR__BUCKETS, number / TR__BUCKETS % TR__BUCKETS);
+        if (variant) snprintf(text + used, bytes - (size_t)used, ", frozen set %d", variant);
     }
 }
 

@@ -11,19 +11,19 @@ void tr__group_give_up(tr_group *group);
 int tr__group_timeout_ms(const tr_group *group);
 
 /*
- * Collectives of one kind and size that belong to different things, as buckets of two modules do: given such a tag, they meet
- * their like on the other ranks, or are a mismatch that says "series 2.0". The k-th call of tr__group_series() on a group
- * gives k, on all ranks. A variant (0 … 127) tells apart what of one thing the ranks have done differently: "series 2.0, variant 93".
+ * Buckets of two modules may have one size: given such a tag, a bucket meets its like on the other ranks, or is a mismatch that
+ * says "bucket 0 of module 2". The k-th call of tr__group_next_module() on a group gives k, on all ranks. A variant (1 … 127) says
+ * which parameters of the module are frozen in this backward, "bucket 0 of module 2, frozen set 93"; 0: none is.
  */
-enum { TR__SERIES = 4096, TR__VARIANTS = 128 };
-int tr__group_series(tr_group *group);
-static inline int tr__series_tag(int series, int place)
+enum { TR__BUCKETS = 4096, TR__VARIANTS = 128 };
+int tr__group_next_module(tr_group *group);
+static inline int tr__bucket_tag(int module, int bucket)
 {
-    return -1 - (series % TR__SERIES * TR__SERIES + place % TR__SERIES);
+    return -1 - (module % TR__BUCKETS * TR__BUCKETS + bucket % TR__BUCKETS);
 }
 static inline int tr__variant_tag(int tag, int variant)
 {
-    return tag - variant % TR__VARIANTS * TR__SERIES * TR__SERIES;
+    return tag - variant % TR__VARIANTS * TR__BUCKETS * TR__BUCKETS;
 }
 
 #endif

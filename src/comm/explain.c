@@ -680,7 +680,7 @@ tr_status tr__records_stalls(const tr__records *records, const char *job, int64_
 
 tr_status tr_job_explain(const char *job, char **text)
 {
-    if (!text) return tr__fail(TR_INVALID, "tr_job_explain: where is the text to go?");
+    if (!text) return tr__fail(TR_INVALID, "tr_job_explain: text is NULL");
     *text = NULL;
     tr__records all;
     TR__TRY(tr__records_read(0, &all));

@@ -388,12 +388,12 @@ void tr_abort(tr_group *group, const char *reason)
     tr__group_give_up(group);
 }
 
-int tr__group_series(tr_group *group)
+int tr__group_next_module(tr_group *group)
 {
     pthread_mutex_lock(&group->lock);
-    int series = ++group->series;
+    int module = ++group->modules;
     pthread_mutex_unlock(&group->lock);
-    return series;
+    return module;
 }
 
 int tr__group_timeout_ms(const tr_group *group)

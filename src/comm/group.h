@@ -30,7 +30,7 @@ struct tr_group {
     tr_work *first, *last;
     uint64_t sequence;    /* of the latest collective; written by who runs it */
     int subgroups;        /* made of it so far */
-    int series;           /* of collectives, begun so far */
+    int modules;          /* numbers that tr__group_next_module() has given so far */
 };
 
 extern const tr__type tr__group_type;

@@ -396,7 +396,7 @@ static void fail_all(tr__ddp *d, tr_status status)
 /* Says in a mismatch whose calls tell of frozen parameters which of them are frozen here. */
 static void explain_mismatch(const tr__ddp *d, tr_status status)
 {
-    if (status != TR_MISMATCH || !strstr(tr_error_message(), ", variant ")) return;
+    if (status != TR_MISMATCH || !strstr(tr_error_message(), ", frozen set ")) return;
     int count = 0;
     const char *first = NULL;
     for (int i = 0; i < d->n_params; i++) {
@@ -406,7 +406,7 @@ static void explain_mismatch(const tr__ddp *d, tr_status status)
         for (int k = 0; k < d->state->count && !first; k++)
             if (d->state->entries[k].tensor == leaf) first = d->state->entries[k].name;
     }
-    tr__fail_context(status, "ddp: where the variants of the calls differ, so do the ranks' frozen parameters (tr_freeze()), which must "
+    tr__fail_context(status, "ddp: calls of another frozen set, or of none, come from ranks with other frozen parameters (tr_freeze()), which must "
         "be the same; here %d of %d are frozen%s%s%s", count, d->n_params, first ? ", the first is \"" : "", first ? first : "",
         first ? "\"" : "");
 }
@@ -655,8 +655,8 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     }
     if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));
-    d->series = tr__group_series(o->group);
-    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(&d->compress, compress, d->series);
+    d->number = tr__group_next_module(o->group);
+    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(&d->compress, compress, d->number);
     return TR_OK;
 }
 

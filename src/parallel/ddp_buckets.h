@@ -42,7 +42,7 @@ typedef struct tr__ddp {
     tr__buffers buffers;   /* what of it is no parameter; none with .local_buffers */
     int64_t check_every;   /* exchanges; 0: replicas are not compared */
     int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
-    int series;         /* the module's number in the group: its buckets are not to meet another's of their size */
+    int number;         /* the module's number in the group: its buckets are not to meet another's of their size */
     tr_ddp_hook hook;   /* what exchanges a bucket; .start is NULL: an all_reduce of what lies there */
     tr__ddp_compress compress; /* the hook's state where gradients travel in 16 bits */
     int variant;        /* which parameters are frozen in this backward; 0: none is */
@@ -64,9 +64,9 @@ typedef struct tr__ddp {
 } tr__ddp;
 
 /* Of the calls that exchange a bucket, or the order. */
-static inline int tr__ddp_tag(const tr__ddp *d, int place)
+static inline int tr__ddp_tag(const tr__ddp *d, int bucket)
 {
-    return tr__variant_tag(tr__series_tag(d->series, place), d->variant);
+    return tr__variant_tag(tr__bucket_tag(d->number, bucket), d->variant);
 }
 
 /* At the end of the first backward: rank 0 tells the others in which order its gradients became final (d->order), and all cut the

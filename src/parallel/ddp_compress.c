@@ -21,7 +21,7 @@ static tr_status start(const tr_ddp_bucket *bucket, tr_work **work, void *user)
     c->sent[bucket->index] = block;
     TR__TRY(tr_copy_into(in_block(block, bucket), bucket->gradients));
     *work = tr_post(bucket->group, TR__IN_PLACE(TR_ALL_REDUCE, tr__ptr(block), n, .dtype = c->dtype, .op = TR_AVG, .timeout_ms = bucket->timeout_ms,
-        .tag = tr__variant_tag(tr__series_tag(c->series, bucket->index), c->variant), .device = device));
+        .tag = tr__variant_tag(tr__bucket_tag(c->module, bucket->index), c->variant), .device = device));
     return TR_OK;
 }
 
@@ -34,9 +34,9 @@ static tr_status finish(const tr_ddp_bucket *bucket, void *user)
     return TR_OK;
 }
 
-tr_ddp_hook tr__ddp_compress_hook(tr__ddp_compress *state, tr_dtype dtype, int series)
+tr_ddp_hook tr__ddp_compress_hook(tr__ddp_compress *state, tr_dtype dtype, int module)
 {
-    *state = (tr__ddp_compress){.dtype = dtype, .series = series};
+    *state = (tr__ddp_compress){.dtype = dtype, .module = module};
     return (tr_ddp_hook){.start = start, .finish = finish, .user = state};
 }
 
