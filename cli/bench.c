@@ -97,7 +97,7 @@ int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
     int code = tr__parse(job->syntax, &argc, argv);
     if (code < 0 && job->check) code = job->check(job->self);
     bool launches = *job->ranks > 1 && !tr__is_rank(NULL, NULL, NULL);
-    if (code < 0) code = launches ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, NULL) : job->rank(job->self);
+    if (code < 0) code = launches ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, 0, NULL) : job->rank(job->self);
     free(given);
     return code;
 }

@@ -16,7 +16,7 @@
 
 typedef struct settings {
     const char *hosts, *ssh, *command, *state, *job;
-    int slots, port, rank, timeout, max_restarts;
+    int slots, port, rank, timeout, max_restarts, min_ranks;
     double patience;
     bool detach, follow;
 } settings;
@@ -80,7 +80,7 @@ static int run(tr_cluster *cluster, const settings *s, const char *const *argv, 
     tr_launch_report report;
     tr_status status = tr_cluster_run(cluster, argv, .job = s->job, .output = output, .pass_signals = true, .report = &report,
         .port = s->port, .rendezvous_ms = (int)(s->patience * 1000), .timeout_ms = s->timeout * 1000,
-        .max_restarts = s->max_restarts);
+        .max_restarts = s->max_restarts, .min_ranks = s->min_ranks);
     if (status == TR_OK) return TR__EXIT_OK;
     if (output) tr__complain("cluster start", "%s", tr_error_message());
     return status == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;
@@ -121,6 +121,8 @@ static int start(int argc, char **argv)
          TR__INTEGER(&s.timeout, 1, INT_MAX / 1000)},
         {"max-restarts", 0, "N", "how often to start all ranks again after one failed",
          TR__INTEGER(&s.max_restarts, 0, INT_MAX)},
+        {"min-ranks", 0, "N", "with --max-restarts: start one rank fewer each time, while N are left on all hosts",
+         TR__INTEGER(&s.min_ranks, 1, INT_MAX)},
         {"detach", 0, NULL, "go on in the background, and print the job's name", TR__FLAG(&s.detach)},
         {0}};
     const tr__syntax syntax = {"cluster start", "PROGRAM [ARGUMENT…]",

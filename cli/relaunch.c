@@ -41,7 +41,8 @@ bool tr__is_rank(int *rank, int *world_size, int *local_world_size)
     return launched && (world > 1 || getenv("RANK"));
 }
 
-int tr__relaunch(const char *command, const char *const *arguments, int ranks, int max_restarts, const char *const *env)
+int tr__relaunch(const char *command, const char *const *arguments, int ranks, int max_restarts, int min_ranks,
+    const char *const *env)
 {
     char self[PATH_MAX];
     size_t count = 0;
@@ -54,7 +55,7 @@ int tr__relaunch(const char *command, const char *const *arguments, int ranks, i
     tr_launch_report report = {0};
     tr_status status = tr_launch(
         argv, ranks, .env = env, .output = print_line, .rank0_inherits = true, .pass_signals = true, .report = &report,
-        .max_restarts = max_restarts);
+        .max_restarts = max_restarts, .min_ranks = min_ranks);
     int code = conclude(command, status, &report);
     free(argv);
     return code;

@@ -27,7 +27,7 @@ static void print_line(int rank, bool is_stderr, const char *line, size_t length
 }
 
 typedef struct settings {
-    int ranks, nodes, node_rank, timeout, max_restarts;
+    int ranks, nodes, node_rank, timeout, max_restarts, min_ranks;
     double grace, patience;
     bool no_prefix, stop_on_eof;
     const char *job, *flight_dir, *log_dir, *rendezvous, *token_file;
@@ -39,6 +39,8 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         {"ranks", 'n', "N", "processes to start here", TR__INTEGER(&s->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"max-restarts", 0, "N", "how often to start all ranks again after one failed",
          TR__INTEGER(&s->max_restarts, 0, INT_MAX)},
+        {"min-ranks", 0, "N", "with --max-restarts: start one rank fewer each time, while N are left on all nodes",
+         TR__INTEGER(&s->min_ranks, 1, INT_MAX)},
         {"grace", 0, "SECONDS", "how long ranks get to end when another one failed", TR__NUMBER(&s->grace, 0.001, 3600)},
         {"timeout", 0, "SECONDS", "how long a rank waits for others, in a collective or to join (600)",
          TR__INTEGER(&s->timeout, 1, INT_MAX / 1000)},
@@ -188,7 +190,8 @@ int tr__cli_run(int argc, char **argv)
     tr_status launched = tr_launch((const char *const *)command, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
         .log_dir = s.log_dir, .nodes = s.nodes, .node_rank = s.node_rank, .rendezvous = s.rendezvous,
-        .rendezvous_ms = (int)(s.patience * 1000), .max_restarts = s.max_restarts, .token = s.token_file ? token : NULL);
+        .rendezvous_ms = (int)(s.patience * 1000), .max_restarts = s.max_restarts, .min_ranks = s.min_ranks,
+        .token = s.token_file ? token : NULL);
     free(command);
     if (launched == TR_OK) return TR__EXIT_OK;
     /* `trireme cluster`, which starts launchers so, tells this from warnings by its beginning. */

@@ -160,6 +160,8 @@ static void put_options(tr__train *t)
         {"ranks", 'n', "N", "processes that share the work", TR__INTEGER(&t->ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"max-restarts", 0, "N", "how often all ranks start again after one failed, from the newest checkpoint",
          TR__INTEGER(&t->max_restarts, 0, INT_MAX)},
+        {"min-ranks", 0, "N", "with --max-restarts: start one rank fewer each time, while N are left",
+         TR__INTEGER(&t->min_ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
          TR__TEXT(&t->device)},
         {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",

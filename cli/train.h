@@ -60,7 +60,7 @@ struct tr__train {
     int eval_every, save_every, keep;
     bool keep_best, bf16_state;
     /* What holds for this run only. */
-    int ranks, max_restarts, threads, timeout, stop_at, profile, check_replicas;
+    int ranks, max_restarts, min_ranks, threads, timeout, stop_at, profile, check_replicas;
     const char *out, *json, *allow_different, *device, *backend;
     size_t made_from; /* bytes of the outermost folder of .out that this run has made; 0: all were there */
     bool resume, plain, recompute, step_in_backward, roll_back, stop_on_spike;

@@ -61,7 +61,7 @@ int tr__train_launch(tr__train *t)
     const char *env[] = {started, content, getenv("TRIREME_FLIGHT_DIR") ? NULL : flight, NULL};
     int code = TR__EXIT_FAILED;
     if (a.whole)
-        code = tr__relaunch(t->command, (const char *const *)a.list, t->ranks, t->max_restarts, env);
+        code = tr__relaunch(t->command, (const char *const *)a.list, t->ranks, t->max_restarts, t->min_ranks, env);
     else
         tr__complain(t->command, "out of memory");
     for (int i = 0; i < a.count; i++) free(a.list[i]);

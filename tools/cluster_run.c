@@ -97,6 +97,7 @@ static tr_status compose(run *r, int i)
     tr__text_quote(&t, r->job);
     if (r->options.timeout_ms) tr__text_add(&t, " --timeout %d", (r->options.timeout_ms - 1) / 1000 + 1);
     if (r->options.max_restarts) tr__text_add(&t, " --max-restarts %d", r->options.max_restarts);
+    if (r->options.min_ranks) tr__text_add(&t, " --min-ranks %d", r->options.min_ranks);
     if (c->count > 1) {
         int ms = r->options.rendezvous_ms ? r->options.rendezvous_ms : 300000;
         tr__text_add(&t, " --nnodes %d --node-rank %d --rendezvous-timeout %d.%03d --rendezvous", c->count, i, ms / 1000,
@@ -168,6 +169,8 @@ static tr_status prepare(run *r)
     if (o->timeout_ms < 0) return tr_fail(TR_INVALID, "cluster: a .timeout_ms of %d must be positive", o->timeout_ms);
     if (o->max_restarts < 0)
         return tr_fail(TR_INVALID, "cluster: .max_restarts is %d: it takes 0 and more", o->max_restarts);
+    if (o->min_ranks < 0 || (o->min_ranks && !o->max_restarts))
+        return tr_fail(TR_INVALID, "cluster: .min_ranks is %d: it is 1 or more, and needs .max_restarts", o->min_ranks);
     if (o->port < 0 || o->port > 65535) return tr_fail(TR_INVALID, "cluster: port %d is not in 0 … 65535", o->port);
     if (!getcwd(r->folder, sizeof r->folder))
         return tr_fail(TR_IO, "cluster: this folder has no name: %s", strerror(errno));

@@ -62,6 +62,8 @@ typedef struct tr_launch_options {
     int max_restarts;              /* so often all ranks are ended and started again after one has failed, on all nodes; default 0.
                                       Programs go on from their latest checkpoint; TORCHELASTIC_RESTART_COUNT says how often so
                                       far. Not after a signal to the launcher, a lost node, or ranks that cannot be started */
+    int min_ranks;                 /* the job shrinks: each time there is one rank fewer on the node of the one that failed first,
+                                      while so many are left on all nodes, and one on that node; default 0: all start again */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), serves their store, waits for them, and ends all when one fails; docs/launching.md has the details.

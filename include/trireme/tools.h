@@ -116,6 +116,7 @@ typedef struct tr_cluster_run_options {
     int timeout_ms;                /* of joining and collectives (TRIREME_TIMEOUT), rounded up to seconds; 0: the
                                       default */
     int max_restarts;              /* of all ranks on all hosts; default 0 */
+    int min_ranks;                 /* as tr_launch()'s */
 } tr_cluster_run_options;
 /* Runs a program on all hosts as one job and waits for it. It runs in this folder's path on each host; the first host
  * has the first ranks. When this process ends, however it ends, all ranks are ended. */

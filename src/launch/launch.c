@@ -529,13 +529,37 @@ static void begin(tr__job *j)
     *j->report = (tr_launch_report){.first_rank = -1};
 }
 
+/* Of all nodes. */
+static int world_size_of(const tr__job *j)
+{
+    return j->nodes.count ? j->nodes.world : j->options.ranks;
+}
+
+/* Of a job that may shrink, a rank fewer is started again where the first failure was. */
+static void shrink(tr__job *j)
+{
+    int failed = j->report->first_rank;
+    if (!j->options.min_ranks || world_size_of(j) <= j->options.min_ranks || failed < 0) return;
+    if (!j->nodes.count) {
+        j->options.ranks--;
+        return;
+    }
+    tr__nodes_shrink(&j->nodes, failed);
+    j->first_rank = j->nodes.first_rank;
+    j->options.ranks = j->nodes.nodes[j->nodes.rank].ranks;
+}
+
 /* Are the ranks to be started again? One has failed by itself, nobody has stopped the job, and the other nodes go on, too. */
 static bool begins_again(tr__job *j, tr_status status)
 {
     bool wanted = status == TR_CHILD && j->restarts < j->options.max_restarts && !j->interrupt;
     if (!wanted || (j->nodes.count && !tr__nodes_begin_again(&j->nodes))) return false;
+    int before = world_size_of(j);
+    char how_many[32] = "all";
+    shrink(j);
+    if (world_size_of(j) < before) snprintf(how_many, sizeof how_many, "%d of %d", world_size_of(j), before);
     j->restarts++;
-    tr__log(TR_LOG_WARN, "launch: %s\nlaunch: all ranks are started again, time %d of %d", j->report->text, j->restarts,
+    tr__log(TR_LOG_WARN, "launch: %s\nlaunch: %s ranks are started again, time %d of %d", j->report->text, how_many, j->restarts,
         j->options.max_restarts);
     return true;
 }
@@ -565,6 +589,8 @@ static tr_status check_options(const tr_launch_options *o)
         return tr__fail(TR_INVALID, "launch: %d ranks: it takes 1 to %d", o->ranks, TR_LAUNCH_MAX_RANKS);
     if (o->max_restarts < 0)
         return tr__fail(TR_INVALID, "launch: .max_restarts is %d: it takes 0 and more", o->max_restarts);
+    if (o->min_ranks < 0 || (o->min_ranks && !o->max_restarts))
+        return tr__fail(TR_INVALID, "launch: .min_ranks is %d: it is 1 or more, and needs .max_restarts", o->min_ranks);
     if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
     if (o->job && (!*o->job || strlen(o->job) > TR_LAUNCH_JOB_NAME || strpbrk(o->job, "/ \t\n")))
         return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);

@@ -85,22 +85,31 @@ static tr_status compare(const tr__nodes *n)
         if (node->max_restarts != first->max_restarts)
             return tr__fail(TR_MISMATCH, "launch: node %d (%s) is to start failed ranks again up to %d times, node 0 (%s) up to %d times",
                 i, node->host, node->max_restarts, first->host, first->max_restarts);
+        if (node->min_ranks != first->min_ranks)
+            return tr__fail(TR_MISMATCH, "launch: node %d (%s) was given .min_ranks %d, node 0 (%s) %d", i, node->host,
+                node->min_ranks, first->host, first->min_ranks);
     }
     return TR_OK;
 }
 
-static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
+static void number_ranks(tr__nodes *n)
 {
-    tr__node mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .program_bytes = size_of_program(o->argv[0]),
-        .now_ns = tr__wall_ns()};
-    snprintf(mine.version, sizeof mine.version, "%s", tr_version());
-    gethostname(mine.host, sizeof mine.host - 1);
-    TR__TRY(tr_all_gather(n->group, &mine, n->nodes, (int64_t)sizeof mine, .dtype = TR_U8));
-    TR__TRY(compare(n));
+    n->world = 0;
     for (int i = 0; i < n->count; i++) {
         if (i == n->rank) n->first_rank = n->world;
         n->world += n->nodes[i].ranks;
     }
+}
+
+static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
+{
+    tr__node mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .min_ranks = o->min_ranks,
+        .program_bytes = size_of_program(o->argv[0]), .now_ns = tr__wall_ns()};
+    snprintf(mine.version, sizeof mine.version, "%s", tr_version());
+    gethostname(mine.host, sizeof mine.host - 1);
+    TR__TRY(tr_all_gather(n->group, &mine, n->nodes, (int64_t)sizeof mine, .dtype = TR_U8));
+    TR__TRY(compare(n));
+    number_ranks(n);
     TR__TRY(tr_barrier(n->group));
     n->start_ns = tr__now_ns();
     return TR_OK;
@@ -299,6 +308,14 @@ bool tr__nodes_publish(tr__nodes *n, const char *text)
     return !n->lost && tr_store_set(n->store, key, text, strlen(text)) == TR_OK;
 }
 
+/* The node that a rank is on. */
+static int node_of(const tr__nodes *n, int rank)
+{
+    int node = 0, end = n->nodes[0].ranks;
+    while (rank >= end && node + 1 < n->count) end += n->nodes[++node].ranks;
+    return node;
+}
+
 /* The first that failed is a victim, and its culprit may be on another node. */
 static bool find_culprit(const tr__nodes *n, int *node, int *rank, int *exit_code)
 {
@@ -311,10 +328,8 @@ static bool find_culprit(const tr__nodes *n, int *node, int *rank, int *exit_cod
         if (s->left) all.left_rank = s->left_rank;
     }
     if (!n->over || !tr__suspects_judge(&all, rank, exit_code)) return false;
-    int end = 0; /* of a node's ranks */
-    for (*node = 0; *node < n->count; ++*node)
-        if (*rank < (end += n->nodes[*node].ranks)) return true;
-    return false;
+    *node = node_of(n, *rank);
+    return true;
 }
 
 /* Reports the culprit and begins the text, to which the caller adds what the first victim's node reports. */
@@ -393,6 +408,13 @@ bool tr__nodes_begin_again(tr__nodes *n)
     n->over = false;
     n->next_ns = 0;
     return true;
+}
+
+void tr__nodes_shrink(tr__nodes *n, int rank)
+{
+    tr__node *node = &n->nodes[node_of(n, rank)];
+    if (node->ranks > 1) node->ranks--;
+    number_ranks(n);
 }
 
 void tr__nodes_leave(tr__nodes *n)

@@ -43,7 +43,7 @@ typedef struct tr__word {
 
 /* What a node tells of itself when they meet. */
 typedef struct tr__node {
-    int32_t ranks, max_restarts;
+    int32_t ranks, max_restarts, min_ranks;
     int64_t program_bytes; /* the executable's */
     int64_t now_ns;        /* by its wall clock */
     char version[16];
@@ -93,6 +93,8 @@ tr_status tr__nodes_conclude(tr__nodes *nodes, const char *own, tr_launch_report
 /* After that: is all as when the nodes had met, so that they may start their ranks again? All nodes find the same, but for those that
  * are lost: not where one was interrupted, or could not start its ranks. */
 bool tr__nodes_begin_again(tr__nodes *nodes);
+/* Leaves out one rank of the node that this one is on, unless it is its last: numbers those that follow anew. */
+void tr__nodes_shrink(tr__nodes *nodes, int rank);
 void tr__nodes_leave(tr__nodes *nodes);
 
 #endif

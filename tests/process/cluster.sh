@@ -91,6 +91,10 @@ says out '[1] again'
 says err ') exited with 3 after'
 says err 'exited with 3'
 says err 'all ranks are started again, time 1 of 1'
+cluster start --slots 3 --max-restarts 1 --min-ranks 2 sh -c '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 3; echo "of $WORLD_SIZE"' >out \
+    2>err || fail "start --min-ranks"
+says out '[1] of 2'
+says err '2 of 3 ranks are started again, time 1 of 1'
 # What began again is not why it ended.
 ! cluster start --slots 1 --max-restarts 1 --job lost sh -c '[ "$TORCHELASTIC_RESTART_COUNT" = 1 ] || exit 3; kill -9 $PPID' >out 2>err ||
     fail "a launcher was killed, but not the job"

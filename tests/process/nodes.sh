@@ -116,6 +116,21 @@ done
 for k in 0 1; do node $k --max-restarts 1 sh -c '[ $RANK = 0 ] || exit 5; exec sleep 1000'; done
 expect "1 1"
 for k in 0 1; do [ "$(grep -c 'rank 1 (pid .*) exited with 5' err$k)" = 2 ] || fail "node $k: $(cat err$k)"; done
+# With one rank fewer on the node where one failed, but not without a node.
+for k in 0 1; do
+    node $k -n 2 --max-restarts 3 --min-ranks 1 sh -c '"$0" where; [ $GROUP_RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 5' \
+        "$BUILD/process/collectives"
+done
+expect "0 0"
+for k in 0 1; do
+    grep -q '3 of 4 ranks are started again, time 1 of 3' err$k || fail "node $k does not shrink: $(cat err$k)"
+    grep -q 'all ranks are started again, time 2 of 3' err$k || fail "node $k: $(cat err$k)"
+    grep -q "rank $((2 * k)) of 3, local" out$k || fail "node $k: other ranks: $(cat out$k)"
+done
+node 0 --max-restarts 1 --min-ranks 1 true
+node 1 --max-restarts 1 --min-ranks 2 true
+expect "1 1"
+for k in 0 1; do grep -q 'was given .min_ranks 2, node 0 (.*) 1' err$k || fail "node $k: $(cat err$k)"; done
 node 0 --max-restarts 2 true
 node 1 --max-restarts 3 true
 expect "1 1"

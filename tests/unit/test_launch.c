@@ -323,6 +323,26 @@ static void test_ranks_start_again(void **state)
     assert_no_children();
 }
 
+/* Whichever rank fails, those that are left are 0, 1, …; and no more are left out than may be. */
+static void test_a_job_shrinks(void **state)
+{
+    (void)state;
+    const char *fails_twice = "echo start $TORCHELASTIC_RESTART_COUNT: $LOCAL_RANK of $LOCAL_WORLD_SIZE, $WORLD_SIZE;"
+                              " [ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 1 ] || exec sleep 60;"
+                              " [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3";
+    assert_int_equal(RUN(fails_twice, 4, .max_restarts = 5, .min_ranks = 2), TR_OK);
+    assert_said("3> start 0: 3 of 4, 4\n");
+    assert_said("2> start 1: 2 of 3, 3\n");
+    assert_said("1> start 2: 1 of 2, 2\n");
+    assert_null(strstr(heard.text, "3> start 1"));
+    assert_null(strstr(heard.text, "2> start 2"));
+    assert_int_equal(RUN(fails_twice, 3, .max_restarts = 5, .min_ranks = 3), TR_OK);
+    assert_said("2> start 2: 2 of 3, 3\n");
+    assert_int_equal(RUN("exit 0", 2, .max_restarts = 1, .min_ranks = -1), TR_INVALID);
+    assert_int_equal(RUN("exit 0", 2, .min_ranks = 1), TR_INVALID);
+    assert_no_children();
+}
+
 static void test_an_interrupt_starts_nothing_again(void **state)
 {
     (void)state;
@@ -646,6 +666,7 @@ int main(int argc, char **argv)
         TEST(test_deaths_are_seen_while_output_waits),
         TEST(test_exit_code),
         TEST(test_ranks_start_again),
+        TEST(test_a_job_shrinks),
         TEST(test_an_interrupt_starts_nothing_again),
         TEST(test_last_lines_are_the_last),
         TEST(test_killed_rank_ends_the_job),
