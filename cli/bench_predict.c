@@ -1,5 +1,6 @@
 /* trireme bench predict: what a collective would cost on many ranks, by the cost model. */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "options.h"
 #include "tune.h"
@@ -11,7 +12,7 @@
 enum { RANKS_MOST = 4096 };
 
 typedef struct predicting {
-    const char *kind, *algorithm, *table;
+    const char *kind, *algorithm, *table, *json;
     tr__sizes ranks, bytes;
 } predicting;
 
@@ -29,7 +30,7 @@ static void print_time(double seconds)
     else printf(" %10.2f s", seconds);
 }
 
-static tr_status print_predictions(const predicting *p)
+static tr_status print_predictions(const predicting *p, cJSON *results)
 {
     printf("%s by %s\n%8s", p->kind, p->algorithm ? p->algorithm : "the table's algorithms", "ranks");
     for (int i = 0; i < p->bytes.count; i++) printf(" %10lld B", (long long)p->bytes.bytes[i]);
@@ -39,6 +40,10 @@ static tr_status print_predictions(const predicting *p)
             double seconds;
             TRY(tr_predict(find_kind(p->kind), p->algorithm, (int)p->ranks.bytes[r], p->bytes.bytes[i], NULL, &seconds));
             print_time(seconds);
+            cJSON *result = cJSON_CreateObject();
+            TR__ADD_NUMBERS(result, {"ranks", (double)p->ranks.bytes[r]}, {"bytes", (double)p->bytes.bytes[i]},
+                {"predicted_us", seconds * 1e6});
+            cJSON_AddItemToArray(results, result);
             fflush(stdout);
         }
     }
@@ -59,6 +64,7 @@ static int read_options(predicting *p, int argc, char **argv)
             TR__SIZES(&p->bytes)},
         {"table", 0, "TABLE", "rows, or @FILE with rows, as for `trireme algorithms`; one of them says what the network is\n"
             "                            like", TR__TEXT(&p->table)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&p->json)},
         {0},
     };
     const tr__syntax syntax = {"bench predict", NULL,
@@ -81,7 +87,9 @@ int tr__bench_predict(int argc, char **argv)
     int code = read_options(&p, argc, argv);
     if (code >= 0) return code;
     if (p.table) setenv("TRIREME_ALGORITHMS", p.table, 1);
-    if (print_predictions(&p) == TR_OK) return TR__EXIT_OK;
+    cJSON *o = tr__result_new(NULL, "predict/%s/%s", p.kind, p.algorithm ? p.algorithm : "table");
+    if (print_predictions(&p, cJSON_AddArrayToObject(o, "results")) == TR_OK) return tr__write_json("bench predict", o, p.json);
+    cJSON_Delete(o);
     printf("\n");
     return tr__failed("bench predict");
 }

@@ -52,5 +52,7 @@ grep -qF "bad, line 3: 'all_reduce" err || fail "no word about line 3"
 "$TRIREME" bench predict --table @table --ranks 2,64 --bytes 64,1M --kind broadcast >out || fail "exit code $?"
 [ "$(grep -cE '^ +(2|64) +[0-9.]+ (us|ms|s) +[0-9.]+ (us|ms|s)$' out)" = 2 ] || fail "no predictions"
 network='network latency_ns 1000000 overhead_ns 0 mbytes_per_s 1000000 copy_mbytes_per_s 0 fold_mbytes_per_s 0'
+"$TRIREME" bench predict --table @table --ranks 2,64 --bytes 64 --json predicted.json >/dev/null || fail "exit code $?"
+[ "$(grep -c '"predicted_us":' predicted.json)" = 2 ] || fail "other results than predictions: $(cat predicted.json)"
 "$TRIREME" bench predict --algorithm ring --ranks 3 --bytes 64 --table "$network" >out || fail "exit code $?"
 grep -qE '^ +3 +4.00 ms$' out || fail "four steps of a millisecond: $(cat out)"
