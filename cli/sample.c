@@ -1,6 +1,7 @@
 /* trireme sample: lets a trained GPT go on with a text. */
 #include "command.h"
 #include "options.h"
+#include "terminal.h"
 #include "train_text.h"
 
 #include <trireme/trireme.h>
@@ -64,14 +65,24 @@ static int build(sample *s, const char *path, const tr_tensor_list *list, const 
         "heads %d and dim %d has %" PRId64, path, there, size->vocab, size->context, size->layers, size->heads, size->dim, wanted);
 }
 
+/* The newest weights; where they are damaged, those of the newest checkpoint that is whole, after a warning. */
+static tr_status find_weights(const char *folder, char path[PATH_MAX], tr_tensor_list **list)
+{
+    int64_t step;
+    tr_status status = tr_checkpoint_find(folder, path, &step);
+    if (status == TR_OK) status = tr_checkpoint_load(path, list, NULL);
+    if (status != TR_FORMAT) return status;
+    tr__print_warnings(SAMPLE);
+    status = tr_checkpoint_find_whole(folder, path, &step);
+    return status == TR_OK ? tr_checkpoint_load(path, list, NULL) : status;
+}
+
 static int load(sample *s)
 {
     TR_SCOPE;
     char path[PATH_MAX];
-    int64_t step;
     tr_tensor_list *list;
-    if (tr_checkpoint_find(s->from, path, &step) != TR_OK || tr_checkpoint_load(path, &list, NULL) != TR_OK)
-        return tr__failed(SAMPLE);
+    if (find_weights(s->from, path, &list) != TR_OK) return tr__failed(SAMPLE);
     const char *tokenizer = tr_list_metadata(list, "trireme.tokenizer");
     tr__language_size size;
     if (!tokenizer || !read_size(list, &size))

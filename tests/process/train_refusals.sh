@@ -141,6 +141,13 @@ damage() { # FILE: cut in half, it is passed over for the checkpoint before, and
     refuses 1 "bad/checkpoint-6/$1: " train gpt --resume --out bad --ranks 2
 }
 for file in model.safetensors state.safetensors history.safetensors manifest.json; do damage $file; done
+# Text is drawn from the checkpoint before a damaged one, too, unless that one was asked for.
+rm -rf bad && cp -r good bad
+(head -c $(($(wc -c <good/checkpoint-6/model.safetensors) - 4)) good/checkpoint-6/model.safetensors && printf 'abcd') \
+    >bad/checkpoint-6/model.safetensors
+"$TRIREME" sample --from bad --tokens 5 >out 2>err || fail "no text from the checkpoint before: $(cat err)"
+grep -q 'bad/checkpoint-6 is damaged (.*): going on from bad/checkpoint-' err || fail "the damage is not said: $(cat err)"
+refuses 1 "bad/checkpoint-6/model.safetensors: is damaged in tensor" sample --from bad/checkpoint-6
 change() { # SED-COMMAND MESSAGE: with what a checkpoint without a manifest says of itself changed, as long as before
     rm -rf bad && cp -r good bad && rm bad/checkpoint-6/manifest.json
     LC_ALL=C sed -i 's/"trireme.save"/"trireme.none"/' bad/checkpoint-6/*.safetensors
