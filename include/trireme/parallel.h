@@ -265,7 +265,7 @@ TR_API TR_MUST_CHECK tr_status tr_mark_shard(tr_tensor *parameter, tr_group *gro
 
 /* ---- Sharded optimizers ---------------------------------------------------------------------------------------------- */
 
-/* Each rank of the group keeps its share of the optimizer's state only, updates that share of the parameters, and all gather
+/* Each rank of the group keeps its shard of the optimizer's state only, updates that shard of the parameters, and all gather
  * the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020). Not for LAMB, LARS and Muon. Collective: all
  * ranks call it, with optimizers alike and in the same state, best right after making them; rules, settings and parameters
  * that differ are TR_MISMATCH, as with tr_ddp(). Gradients must be the same on all ranks, as tr_ddp()

@@ -624,7 +624,7 @@ static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *stat
             return tr__fail(TR_FORMAT, "tr_optimizer_load: nothing was changed, %s is %g", name, steps);
     }
     TR__TRY(tr__list_copy(own, state));
-    for (int i = 0; o->gather && i < o->n_parts; i++) { /* this rank's share of what was written to the whole states */
+    for (int i = 0; o->gather && i < o->n_parts; i++) { /* this rank's shard of what was written to the whole states */
         const tr__optimizer_part *part = &o->parts[i];
         for (int k = 0; k < o->n_states; k++)
             TR__TRY(tr_copy_into(part->state[k], tr_slice(whole[i][k], 0, part->from - part->begin, part->to - part->begin)));

@@ -112,7 +112,7 @@ struct tr_optimizer {
     int n_parts;
 
     /* How ranks share the work (parallel/sharded.c); NULL: they do not. gather() makes flat, [end - begin] of a part of which
-     * every rank has its share, whole on all ranks. */
+     * every rank has its shard, whole on all ranks. */
     tr_status (*gather)(void *sharing, const tr__optimizer_part *part, tr_tensor *flat);
     void *sharing; /* a reference to an object */
 

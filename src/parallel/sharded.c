@@ -3,7 +3,7 @@
  * once, not once each:
  *
  *   parameters  [ p0 ........ | p1 .. | p2 ............ ]   on all ranks
- *   state       [  rank 0   |  rank 1   |  rank 2     ]     equal shares of an arena, cut anywhere: updates are elementwise
+ *   state       [  rank 0   |  rank 1   |  rank 2     ]     equal shards of an arena, cut anywhere: updates are elementwise
  */
 #include "optim/optimizer.h"
 #include "parallel/same_model.h"
@@ -24,8 +24,8 @@ static void destroy(void *self)
 
 static const tr__type sharing_type = {"sharing", sizeof(sharing), destroy};
 
-/* Rank r's share of a part, from its begin on. Shares begin at cache lines; the last ones may be shorter, or empty. */
-static void share_of(const tr__optimizer_part *part, int r, int ranks, int64_t *from, int64_t *to)
+/* Rank r's shard of a part, from its begin on. Shards begin at cache lines; the last ones may be shorter, or empty. */
+static void shard_of(const tr__optimizer_part *part, int r, int ranks, int64_t *from, int64_t *to)
 {
     int64_t n = part->end - part->begin, each = (n + ranks - 1) / ranks;
     each = (each + TR__ARENA_ALIGN - 1) / TR__ARENA_ALIGN * TR__ARENA_ALIGN;
@@ -41,7 +41,7 @@ static tr_status gather(void *self, const tr__optimizer_part *part, tr_tensor *f
     if (!counts) return tr__fail(TR_NO_MEMORY, "out of memory");
     for (int r = 0; r < ranks; r++) {
         int64_t from, to;
-        share_of(part, r, ranks, &from, &to);
+        shard_of(part, r, ranks, &from, &to);
         counts[r] = to - from;
     }
     tr_status status = tr_all_gather_v(group, NULL, tr__ptr(flat), counts[rank], .out_counts = counts, .dtype = flat->dtype,
@@ -50,12 +50,12 @@ static tr_status gather(void *self, const tr__optimizer_part *part, tr_tensor *f
     return status;
 }
 
-/* The state of a part becomes that of this rank's share. */
+/* The state of a part becomes that of this rank's shard. */
 static tr_status cut(tr_optimizer *o, tr__optimizer_part *part, int rank, int ranks)
 {
     TR_SCOPE;
     int64_t from, to;
-    share_of(part, rank, ranks, &from, &to);
+    shard_of(part, rank, ranks, &from, &to);
     tr_tensor *own[TR__STATES] = {NULL};
     for (int k = 0; k < o->n_states; k++) {
         const tr_tensor *all = part->state[k];
@@ -79,12 +79,12 @@ tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
     if (optimizer->gather) return tr__fail(TR_STATE, "shard_optimizer: the optimizer is sharded already");
     TR__TRY(tr__in_backward_refuse(optimizer, "shard_optimizer", "its ranks exchange parameters in tr_step()"));
     if (optimizer->rule->whole)
-        return tr__fail(TR_UNSUPPORTED, "shard_optimizer: %s looks at whole parameters, which shares would cut; elementwise "
+        return tr__fail(TR_UNSUPPORTED, "shard_optimizer: %s looks at whole parameters, which shards would cut; elementwise "
             "rules (sgd, adam, lion, ...) can be sharded", optimizer->rule->name);
     if (tr_world_size(group) == 1) return TR_OK;
     tr__facts facts = {0};
     tr__tensors_say(optimizer->list, &facts);
-    tr__optimizer_say(optimizer, &facts); /* each share of a parameter would follow its own rule, and all ranks get the mixture */
+    tr__optimizer_say(optimizer, &facts); /* each shard of a parameter would follow its own rule, and all ranks get the mixture */
     TR__TRY(tr__agree_once(group, "shard_optimizer", &facts));
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
