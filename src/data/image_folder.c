@@ -117,12 +117,13 @@ static tr_status add_entry(tr_dataset *set, const char *path, int64_t label, int
  * sub-folders are the classes. */
 typedef tr_status (*entry_function)(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label);
 
-/* Skips what is neither, or cannot be examined, such as a dangling link; but a missing image is an error. */
+/* Skips what is neither, or cannot be examined, such as a dangling link; but a missing image is an error, and so is a link that
+ * leads back up, which the kernel follows forty times: its images would be there as often. */
 static tr_status visit_entry(tr_dataset *set, const char *path, const char *name, int64_t label, entry_function visit)
 {
     struct stat info;
     if (stat(path, &info) != 0) {
-        if (label < 0 || !is_image(name)) return TR_OK;
+        if (label < 0 || (errno != ELOOP && !is_image(name))) return TR_OK;
         return tr__fail_errno(TR_IO, errno, "image_folder: cannot look at %s", path);
     }
     return S_ISDIR(info.st_mode) || S_ISREG(info.st_mode) ? visit(set, path, name, &info, label) : TR_OK;
@@ -145,9 +146,8 @@ static tr_status walk(tr_dataset *set, const char *folder, int64_t label, entry_
     return status;
 }
 
-/* Within a class: its images, sub-folders too. A link that leads back up is an error, by its length. */
-static tr_status visit_image(tr_dataset *set, const char *path, const char *name, const struct stat *info,
-    int64_t label)
+/* Within a class: its images, sub-folders too. */
+static tr_status visit_image(tr_dataset *set, const char *path, const char *name, const struct stat *info, int64_t label)
 {
     if (S_ISDIR(info->st_mode)) return walk(set, path, label, visit_image);
     return is_image(name) ? add_entry(set, path, label, info->st_size) : TR_OK;

@@ -391,6 +391,21 @@ static void test_what_is_neither_file_nor_folder(void **state)
     assert_failed(tr_status_of(tr_image_folder(files_path("odd"), .height = 4, .width = 4)), TR_IO, "odd/cat/3.png: No such");
 }
 
+/* Links to folders are followed; two that lead back up would multiply the images, and the folders to look at without end. */
+static void test_links_that_lead_back_up(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    files_write("round/cat/1.png", "x", 1);
+    files_write("elsewhere/2.png", "x", 1);
+    assert_int_equal(symlink("../../elsewhere", files_path("round/cat/more")), 0);
+    tr_dataset *set = tr_image_folder(files_path("round"), .height = 4, .width = 4);
+    assert_int_equal(tr_dataset_count(set), 2);
+    assert_int_equal(symlink(".", files_path("round/cat/again")), 0);
+    assert_int_equal(symlink("..", files_path("round/cat/up")), 0);
+    assert_failed(tr_status_of(tr_image_folder(files_path("round"), .height = 4, .width = 4)), TR_IO, "Too many levels of symbolic links");
+}
+
 /* ---- CIFAR-10 ---------------------------------------------------------------------------------------------------- */
 
 enum { RECORD = 3073 };
@@ -448,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_the_program_says_how_large),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_what_is_neither_file_nor_folder),
+        cmocka_unit_test(test_links_that_lead_back_up),
         cmocka_unit_test(test_cifar),
     };
     return cmocka_run_group_tests(tests, files_begin, files_end);
