@@ -42,6 +42,7 @@ static tr_status load(tr_trainer *t, classifier_work *w)
     tr_batch b;
     tr_status status = tr_loader_next(w->loader, &b);
     if (status == TR_END) status = tr_loader_next(w->loader, &b); /* the next epoch's first */
+    if (status != TR_OK && status != TR_CANCELLED) w->next = -1; /* the loader is behind the batch that failed */
     if (status != TR_OK) return status;
     w->next = t->step + 1;
     w->x = b.x;

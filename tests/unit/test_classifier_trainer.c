@@ -197,6 +197,38 @@ static void test_a_resumed_run_is_as_an_unbroken_one(void **state)
     }
 }
 
+/* Fails once, at the sample that it is told. */
+static tr_status get_at_second_try(const tr_sample_call *call, tr_sample *out)
+{
+    atomic_int *broken = call->user;
+    int index = (int)call->index;
+    if (atomic_compare_exchange_strong(broken, &index, -1)) return tr_fail(TR_IO, "the disk is slow");
+    return get(call, out);
+}
+
+/* A step whose batch could not be made, and is tried again, learns that batch, and those after it their own. */
+static void test_a_step_that_is_tried_again_learns_its_own_batch(void **state)
+{
+    (void)state;
+    double losses[2][STEPS];
+    int failures = 0;
+    for (int i = 0; i < 2; i++) {
+        TR_SCOPE;
+        atomic_int broken = i ? 17 : -1;
+        tr_dataset *set = tr_dataset_new(SAMPLES, get_at_second_try, .user = &broken);
+        tr_trainer *t = tr_classifier_trainer(tr_linear(6, 2, .seed = 2), set, .global_batch = BATCH, .steps = STEPS, .lr = 0.3);
+        for (int s = 0; s < STEPS;) {
+            tr_metrics_row row;
+            bool stop = false;
+            tr_status status = tr_trainer_step(t, &row, &stop);
+            assert_true(status == TR_OK || (status == TR_IO && failures++ == 0));
+            if (status == TR_OK) losses[i][s++] = row.loss;
+        }
+    }
+    assert_int_equal(failures, 1);
+    for (int s = 0; s < STEPS; s++) assert_true(losses[0][s] == losses[1][s]);
+}
+
 static tr_status get_mislabelled(const tr_sample_call *call, tr_sample *out)
 {
     tr_status status = get(call, out);
@@ -355,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_any_split_learns_the_same),
         cmocka_unit_test(test_bad_samples_are_skipped_alike),
         cmocka_unit_test_setup_teardown(test_a_resumed_run_is_as_an_unbroken_one, make_folder, remove_folder),
+        cmocka_unit_test(test_a_step_that_is_tried_again_learns_its_own_batch),
         cmocka_unit_test_setup_teardown(test_a_failed_validation_comes_after_the_save, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_a_lost_validation_is_made_up_for, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_a_worker_that_hangs_is_no_reason_to_go_on, make_folder, remove_folder),
