@@ -331,10 +331,9 @@ tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
     TR_AUTOCAST(autocast_of(t));
     TR__TRY(t->task->validate(t, score));
     t->validated_step = t->step;
-    if (isnan(score->loss)) return TR_OK;
     t->validation_loss = score->loss;
     t->validation_accuracy = score->accuracy;
-    if (!(t->best_validation_loss <= score->loss)) t->best_validation_loss = score->loss;
-    if (!(t->best_validation_accuracy >= score->accuracy)) t->best_validation_accuracy = score->accuracy;
+    t->best_validation_loss = fmin(t->best_validation_loss, score->loss); /* of a NaN and a number the number */
+    t->best_validation_accuracy = fmax(t->best_validation_accuracy, score->accuracy);
     return TR_OK;
 }

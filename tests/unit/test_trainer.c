@@ -468,6 +468,36 @@ static void validation_leaves_modes_as_they_were(void **state)
     }
 }
 
+/* NaN from the validation after step 8 on. */
+static tr_tensor *diverges(tr_module *net, tr_tensor *x, tr_tensor *y, void *user)
+{
+    const tr_trainer *const *t = user;
+    tr_tensor *loss = tr_cross_entropy(tr_forward(net, x), y);
+    return !tr_grad_enabled() && tr_trainer_steps(*t) >= 8 ? tr_affine(loss, NAN, 0) : loss;
+}
+
+/* A model that has diverged keeps no score of before, by which it would be kept as the best. */
+static void a_validation_without_a_number_is_no_best(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *model = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 1, .dim = 8);
+    tr_trainer *t;
+    tr_fit_report report;
+    t = tr_trainer_new(model, tr_text_load(text_path), .context = 8, .global_batch = 6, .steps = STEPS, .loss = diverges, .user = &t);
+    TR_CHECK(tr_fit(t, .folder = folder, .validate_every = 4, .save_every = 4, .keep = 1, .keep_best = true, .report = &report));
+    assert_true(isnan(report.validation_loss) && report.best_validation_loss > 0);
+    char path[4096];
+    int64_t step;
+    double loss;
+    TR_CHECK(tr_checkpoint_find_best(folder, path, &step, &loss));
+    assert_true(step == 4 && loss == report.best_validation_loss);
+    tr_trainer *resumed = tr_trainer_new(model, tr_text_load(text_path), .context = 8, .global_batch = 6, .steps = STEPS,
+        .loss = diverges, .user = &t, .resume = folder);
+    TR_CHECK(tr_fit(resumed, .report = &report));
+    assert_true(isnan(report.validation_loss) && report.best_validation_loss == loss);
+}
+
 static void wrong_options_are_refused(void **state)
 {
     (void)state;
@@ -536,6 +566,7 @@ int main(void)
         TEST(the_callers_autocast_counts_where_none_is_given),
         TEST(a_schedule_may_be_as_good_as_endless),
         TEST(validation_leaves_modes_as_they_were),
+        TEST(a_validation_without_a_number_is_no_best),
         TEST(wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
