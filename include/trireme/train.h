@@ -71,7 +71,7 @@ typedef struct tr_checkpoint_save_options {
     size_t size;
     const char *given;
     const char *folder;
-    int64_t step;
+    int64_t step;              /* 0 to 2^53 */
     const tr_tensor_list *model, *state;
     const tr_metrics *metrics; /* NULL: none */
     const double *loss;        /* the validation loss after this step; NULL: none was measured */

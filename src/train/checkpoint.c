@@ -309,7 +309,8 @@ tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
 {
     if (!o->folder || !o->model || !o->state)
         return tr__fail(TR_INVALID, "checkpoint_save: %s is NULL", !o->folder ? "the folder" : !o->model ? "model" : "state");
-    if (o->step < 0) return tr__fail(TR_INVALID, "a checkpoint of step %" PRId64, o->step);
+    if (o->step < 0 || o->step > TR__MOST_STEP)
+        return tr__fail(TR_INVALID, "checkpoint_save: .step is 0 to 2^53, which JSON holds exactly, not %" PRId64, o->step);
     int keep = TR__OR(o, keep, KEEP);
     if (keep < 1 || keep > TR__MOST_KEPT)
         return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);

@@ -155,7 +155,7 @@ static bool read_text(const cJSON *object, const char *key, char *to, size_t byt
 static bool read_whole(const cJSON *object, const char *key, uint64_t *out)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 0x1p53)) return false;
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= (double)TR__MOST_STEP)) return false;
     *out = (uint64_t)item->valuedouble;
     return (double)*out == item->valuedouble;
 }

@@ -23,6 +23,7 @@
 #include "train/file_record.h"
 
 enum { TR__MANIFEST_FILES = 4 };
+#define TR__MOST_STEP (INT64_C(1) << 53) /* whole numbers up to here are exact in JSON */
 
 typedef struct tr__manifest {
     char save[TR__SAVE_TEXT];

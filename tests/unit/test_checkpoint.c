@@ -156,6 +156,20 @@ static void the_best_is_found(void **state)
     assert_int_equal(tr_checkpoint_find_best("/nowhere", path, &step, &loss), TR_NOT_FOUND);
 }
 
+/* A manifest holds no larger one exactly. */
+static void a_step_that_could_not_be_read_back_is_not_saved(void **state)
+{
+    (void)state;
+    const int64_t most = INT64_C(1) << 53;
+    int64_t step;
+    assert_int_equal(save(most, 10), TR_OK);
+    assert_int_equal(tr_checkpoint_find_whole(folder, path, &step), TR_OK);
+    assert_true(step == most);
+    assert_int_equal(save(most + 1, 10), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), ".step is 0 to 2^53"));
+    assert_int_equal(save(-1, 10), TR_INVALID);
+}
+
 /* NULL where something is wanted is an error that names it. */
 static void null_is_refused(void **state)
 {
@@ -719,6 +733,7 @@ int main(void)
         TEST(the_newest_two_are_kept),
         TEST(no_save_before_a_later_checkpoint),
         TEST(the_best_is_found),
+        TEST(a_step_that_could_not_be_read_back_is_not_saved),
         TEST(null_is_refused),
         TEST(what_lies_in_a_checkpoint_goes_with_it),
         TEST(what_cannot_be_removed_fails_no_save),
