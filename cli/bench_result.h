@@ -20,8 +20,8 @@ typedef struct tr__number {
 #define TR__ADD_NUMBERS(object, ...) tr__add_numbers(object, (const tr__number[]){__VA_ARGS__, {NULL, 0}})
 void tr__add_numbers(cJSON *object, const tr__number *numbers);
 
-/* Writes a JSON object, which may be NULL when memory ran out, and deletes it; path NULL: only that. Returns the exit code, after
- * a message where it is not 0. */
+/* Writes a JSON object, which may be NULL when memory ran out, and deletes it; path NULL: only that. A file is replaced whole or
+ * not at all. Returns the exit code, after a message where it is not 0. */
 int tr__write_json(const char *command, cJSON *object, const char *path);
 
 #endif

@@ -86,6 +86,19 @@ expect 0 '^replaced/checkpoint-6: whole' verify replaced
 rm -r replaced/checkpoint-6 replaced/checkpoint-3
 expect 1 '^replaced/.checkpoint-6: DAMAGED in 1 part$' verify replaced
 
+# Results replace a file whole or not at all, also where a link leads to it; they are written into what is no file.
+mkdir elsewhere
+ln -s elsewhere/kept link
+echo old >elsewhere/kept
+(trap '' XFSZ && ulimit -f 0 && exec "$TRIREME" checkpoint verify a --json link) 2>&1 | cat >out # nor can the shell write
+says 'cannot write .*/elsewhere/kept: File too large'
+[ "$(cat elsewhere/kept)" = old ] || fail "the results of before are gone: $(cat elsewhere/kept)"
+expect 0 '^a/checkpoint-6: whole' verify a --json link
+says '"fine":	true' elsewhere/kept
+[ -h link ] && [ "$(ls elsewhere)" = kept ] || fail "not one file: $(ls elsewhere)"
+"$TRIREME" checkpoint verify a --json /dev/stderr >out 2>err || fail "exit code $?"
+says '"fine":	true' err
+
 expect 1 'nowhere: there is no checkpoint' verify a nowhere
 says '^a/checkpoint-6: whole'
 expect 1 'nowhere: there is no checkpoint' show nowhere

@@ -74,6 +74,10 @@ cp text "$(printf 'f\303\274r')"
 refuses_train 1 "cannot make the folder text/x: Not a directory" --data text --out text/x
 refuses_train 1 "text is no folder" --data text --out text
 refuses_train 1 "cannot write nowhere/x.json: No such file or directory" --data text --out x --json nowhere/x.json
+echo old >old.json
+refuses_train 1 "text is no folder" --data text --out text --json new.json
+refuses_train 1 "text is no folder" --data text --out text --json old.json
+[ ! -e new.json ] && [ "$(cat old.json)" = old ] || fail "there are results of no training"
 if [ "$(id -u)" != 0 ]; then
     mkdir readonly && chmod 500 readonly
     refuses_train 1 "cannot write into readonly: Permission denied" --data text --out readonly
