@@ -287,6 +287,9 @@ int tr__train_check(tr__train *t)
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
         return tr__complain(t->command, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
     const char *restarts = t->under_launcher ? getenv("TORCHELASTIC_MAX_RESTARTS") : NULL;
+    if (t->under_launcher && t->max_restarts > (restarts ? atoi(restarts) : 0))
+        return tr__complain(t->command, "--max-restarts %d, but the launcher starts ranks again %s times: leave it out here, and "
+            "give it to `trireme run`", t->max_restarts, restarts ? restarts : "0");
     if (restarts) t->max_restarts = atoi(restarts);
     if (restarts && t->max_restarts > 0 && !t->out)
         return tr__complain(t->command,

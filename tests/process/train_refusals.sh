@@ -114,6 +114,7 @@ export RANK=0 WORLD_SIZE=1
 for ranks in "--ranks 3" "--ranks=3" "-n 3" -n3; do
     refuses 1 "--ranks 3, but the launcher has started 1: leave --ranks out" train gpt $sizes --data text $ranks --out x
 done
+refuses 1 "--max-restarts 3, but the launcher starts ranks again 0 times" train gpt $sizes --data text --max-restarts 3 --out x
 unset RANK WORLD_SIZE
 
 # Resuming: other options, another text, no checkpoint, damage. A training is never written over.
