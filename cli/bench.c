@@ -67,7 +67,7 @@ static int bench_model(int argc, char **argv)
         {"ranks", 'n', "N", "processes", TR__INTEGER(&b.ranks, 1, TR_LAUNCH_MAX_RANKS)},
         {"device", 0, "NAME", "where each rank computes: cpu, cuda (the ranks of a host take theirs in turn) or cuda:1",
             TR__TEXT(&b.device)},
-        {"backend", 0, "NAME", "what carries the ranks' collectives: native, nccl (each rank on a GPU of its own) or mpi",
+        {"backend", 0, "NAME", "what carries the ranks' collectives (nccl: each rank on a GPU of its own)",
             TR__CHOICE(&b.backend, "native", "nccl", "mpi")},
         {"threads", 0, "N", "threads of each rank (its share of the cores)", TR__INTEGER(&b.threads, 1, 1024)},
         {"steps", 0, "N", "turns that are timed: a step each, or several in a row (of short models, and on devices)", TR__INTEGER(&b.steps, 1, 1000000)},

@@ -226,7 +226,7 @@ int tr__bench_dist(int argc, char **argv)
             "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
             "                            as many steps as the line says and prints their median in microseconds",
             TR__TEXT(&run.peer_command)},
-        {"workers", 0, "N", "in the chain that a backward goes through (2)", TR__INTEGER(&run.workers, 2, WORKERS_MOST)},
+        {"workers", 0, "N", "in the chain that a backward goes through", TR__INTEGER(&run.workers, 2, WORKERS_MOST)},
         {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&run.json)},
         {0},
     };

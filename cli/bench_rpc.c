@@ -225,7 +225,7 @@ int tr__bench_rpc(int argc, char **argv)
     rpc_bench b = {.sizes = {.bytes = {4, 64 << 10, 4 << 20}, .count = 3}, .callers = 8};
     const tr__option options[] = {
         {"bytes", 0, "LIST", "sizes of the tensor, such as 4,64K,4M", TR__SIZES(&b.sizes)},
-        {"callers", 0, "N", "threads that call at once, for the rate (8); 0: none", TR__INTEGER(&b.callers, 0, CALLERS_MOST)},
+        {"callers", 0, "N", "threads that call at once, for the rate; 0: none", TR__INTEGER(&b.callers, 0, CALLERS_MOST)},
         {"peer", 0, "COMMAND",
             "a program to take turns with: it prints \"ready\"; for \"echo BYTES CALLS\" the median\n"
             "                            microseconds of a call, for \"callers N CALLS\" the calls per second",

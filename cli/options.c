@@ -173,8 +173,8 @@ static int count_options(const tr__syntax *syntax)
 static void print_default(const tr__option *o)
 {
     if (o->required) printf(" (required)");
-    else if (o->type == TR__OPTION_INTEGER && *(int *)o->into) printf(" (default %d)", *(int *)o->into);
-    else if (o->type == TR__OPTION_NUMBER && *(double *)o->into != 0) printf(" (default %g)", *(double *)o->into);
+    else if (o->type == TR__OPTION_INTEGER && *(int *)o->into > 0) printf(" (default %d)", *(int *)o->into);
+    else if (o->type == TR__OPTION_NUMBER && *(double *)o->into > 0) printf(" (default %g)", *(double *)o->into);
     else if (o->type == TR__OPTION_TEXT && *(char **)o->into) printf(" (default %s)", *(char **)o->into);
 }
 

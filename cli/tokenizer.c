@@ -23,7 +23,7 @@ static int train(int argc, char **argv)
         {"suffixes", 0, "LIST", "of a folder only files whose names end so: \".c .h\"", TR__TEXT(&suffixes)},
         {"vocab", 0, "N", "tokens: 256 bytes, merges, and <|endoftext|>", TR__INTEGER(&vocab, 257, 10000000)},
         {"least", 0, "N", "how often a pair must stand to become a token", TR__INTEGER(&least, 1, INT_MAX)},
-        {"out", 'o', "FILE", "where it is written (tokenizer.json)", TR__TEXT(&out)},
+        {"out", 'o', "FILE", "where it is written", TR__TEXT(&out)},
         {0},
     };
     const tr__syntax syntax = {TRAIN, NULL,

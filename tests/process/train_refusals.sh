@@ -103,10 +103,12 @@ refuses 2 "no model is named \"gtp\": there are gpt, bert, lenet" train gtp
 refuses 2 "--out FOLDER is missing" train gpt --data text --resume
 
 
-# No default is told twice.
-for model in gpt bert resnet18; do
-    "$TRIREME" train $model --help >out
-    ! grep '(\([^()]*\)).*(default \1)' out >twice || fail "a default is told twice: $(cat twice)"
+# No default is told twice, and none that cannot be given.
+for command in "train gpt" "train bert" "train resnet18" sample "tokenizer train" "bench model" "bench loader" "bench rpc" \
+    "bench dist-autograd" "cluster logs"; do
+    # shellcheck disable=SC2086
+    "$TRIREME" $command --help >out
+    ! grep -e '(\([^()]*\)).*(default \1)' -e '(default -' out >twice || fail "$command: a default is told twice, or cannot be given: $(cat twice)"
 done
 
 # Under a launcher, by either name of the option.
