@@ -62,7 +62,9 @@ tr_status tr__manifest_new(tr__manifest *m, int64_t step, double loss, const tr_
     char metadata[TR__SHA256_TEXT], save[TR__SHA256_TEXT];
     tr__sha256_end(&hash, metadata);
     const char *settings = tr_list_metadata(model, tr__settings_key);
-    snprintf(m->settings, sizeof m->settings, "%s", settings ? settings : metadata);
+    size_t length = settings ? strlen(settings) : 0;
+    bool is_hash = length == TR__SHA256_TEXT - 1 && strspn(settings, "0123456789abcdef") == length;
+    strcpy(m->settings, is_hash ? settings : metadata);
 
     TR__TRY(tr__sha256_begin(&hash));
     tr__sha256_add(&hash, metadata, sizeof metadata);

@@ -55,6 +55,27 @@ static void save(int64_t step, const double *loss, int keep, bool keep_best)
     unlink(files_path("metrics.csv"));
 }
 
+/* What a program puts under the name of a trainer's settings need not be a hash. */
+static void metadata_spoils_no_manifest(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const char *const settings[] = {"a \"quoted\" word", "", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"};
+    for (int i = 0; i < 3; i++) {
+        tr_tensor_list *model = tr_list_new();
+        tr_checkpoint_report report;
+        TR_CHECK(tr_list_set_metadata(model, "trireme.settings", settings[i]));
+        TR_CHECK(tr_checkpoint_save(files_path("settings"), i, model, tr_list_new()));
+        char path[600];
+        snprintf(path, sizeof path, "%s/checkpoint-%d", files_path("settings"), i);
+        TR_CHECK(tr_checkpoint_verify(path, .report = &report));
+        assert_int_equal(strlen(report.settings), 64);
+        assert_int_equal(strcmp(report.settings, settings[i]) == 0, i == 2);
+        TR_CHECK(tr_checkpoint_load(path, &model, NULL));
+        assert_string_equal(tr_list_metadata(model, "trireme.settings"), settings[i]);
+    }
+}
+
 /* A folder with two checkpoints that are whole. */
 static int two_checkpoints(void **state)
 {
@@ -286,6 +307,7 @@ static void the_newest_and_the_best_are_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(metadata_spoils_no_manifest),
         cmocka_unit_test_setup(a_flipped_bit_is_refused, two_checkpoints),
         cmocka_unit_test_setup(zeroes_and_cuts_are_refused, two_checkpoints),
         cmocka_unit_test_setup(files_of_another_save_are_refused, two_checkpoints),
