@@ -11,6 +11,7 @@
 #include "base/folder.h"
 #include "base/given.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "train/checkpoint.h"
 #include "train/history.h"
 #include "train/manifest.h"
@@ -98,38 +99,40 @@ static tr_status remove_checkpoint(int parent, const char *name, const char *fol
     return remove_tree(parent, discarded, folder);
 }
 
-/* The steps of the checkpoints in a folder, the `most` highest of them, falling. Returns how many. */
-static int list_steps(DIR *d, int64_t *steps, int most)
+static int falling(const void *a, const void *b)
 {
-    int count = 0;
-    struct dirent *entry;
-    while ((entry = readdir(d))) {
-        int64_t step = step_of(entry->d_name);
-        struct stat s;
-        int at = count;
-        while (at > 0 && steps[at - 1] < step) at--;
-        if (step < 0 || at == most || (at > 0 && steps[at - 1] == step)) continue;
-        if (fstatat(dirfd(d), entry->d_name, &s, 0) < 0 || !S_ISDIR(s.st_mode)) continue;
-        if (count < most) count++;
-        memmove(steps + at + 1, steps + at, (size_t)(count - 1 - at) * sizeof *steps);
-        steps[at] = step;
-    }
-    return count;
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
 }
 
-/* The same, of a folder that is open. */
-static tr_status list_steps_at(int parent, const char *folder, int64_t *steps, int most, int *count)
+/* The steps of the checkpoints in a folder, falling; to be freed also after a failure. parent: it, open; -1: by its name. */
+static tr_status list_steps(int parent, const char *folder, int64_t **steps, int *count)
 {
+    *steps = NULL;
     *count = 0;
-    int fd = openat(parent, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = openat(parent < 0 ? AT_FDCWD : parent, parent < 0 ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d) {
-        tr_status status = tr__fail_errno(TR_IO, errno, "cannot read %s", folder);
+        tr_status status = tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s", folder);
         if (fd >= 0) close(fd);
         return status;
     }
-    *count = list_steps(d, steps, most);
+    struct dirent *entry;
+    struct stat s;
+    size_t room = 0;
+    bool whole = true;
+    while (whole && (entry = readdir(d))) {
+        int64_t step = step_of(entry->d_name);
+        if (step < 0 || fstatat(dirfd(d), entry->d_name, &s, 0) < 0 || !S_ISDIR(s.st_mode)) continue;
+        whole = tr__grow(steps, (size_t)*count, &room, sizeof **steps);
+        if (whole) (*steps)[(*count)++] = step;
+    }
     closedir(d);
+    if (!whole) return tr__fail(TR_NO_MEMORY, "out of memory");
+    if (*count) qsort(*steps, (size_t)*count, sizeof **steps, falling);
+    int found = *count;
+    for (int i = *count = 0; i < found; i++) /* one that was to be replaced is of the same step */
+        if (!*count || (*steps)[*count - 1] != (*steps)[i]) (*steps)[(*count)++] = (*steps)[i];
     return TR_OK;
 }
 
@@ -155,9 +158,8 @@ static int64_t best_step(const char *folder, const int64_t *steps, int count, do
 static tr_status prune(int parent, const tr_checkpoint_save_options *o)
 {
     int keep = TR__OR(o, keep, KEEP), count;
-    int64_t *steps = malloc((2 * TR__MOST_KEPT) * sizeof *steps);
-    if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
-    tr_status status = list_steps_at(parent, o->folder, steps, 2 * TR__MOST_KEPT, &count);
+    int64_t *steps;
+    tr_status status = list_steps(parent, o->folder, &steps, &count);
     double least;
     int64_t best = o->keep_best && status == TR_OK ? best_step(o->folder, steps, count, &least) : -1;
     for (int i = keep; i < count && status == TR_OK; i++) {
@@ -236,10 +238,9 @@ static tr_status make_room(int parent, const char *folder, int64_t step, const i
 
 tr_status tr__checkpoint_make_room(int parent, const char *folder, int64_t step)
 {
-    int64_t *steps = malloc((2 * TR__MOST_KEPT) * sizeof *steps);
-    if (!steps) return tr__fail(TR_NO_MEMORY, "out of memory");
+    int64_t *steps;
     int count, later = 0;
-    tr_status status = list_steps_at(parent, folder, steps, 2 * TR__MOST_KEPT, &count);
+    tr_status status = list_steps(parent, folder, &steps, &count);
     for (int i = 0; i < count && status == TR_OK; i++) status = put_back(parent, folder, steps[i]);
     while (later < count && steps[later] > step) later++;
     if (status == TR_OK && later) status = make_room(parent, folder, step, steps, count, later);
@@ -347,11 +348,12 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
         strcpy(path, folder);
         return TR_OK;
     }
-    DIR *d = opendir(folder);
-    if (!d) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s", folder);
-    int64_t newest = -1;
-    int count = list_steps(d, &newest, 1);
-    closedir(d);
+    int64_t *steps, newest = -1;
+    int count;
+    tr_status status = list_steps(-1, folder, &steps, &count);
+    if (count) newest = *steps;
+    free(steps);
+    TR__TRY(status);
     if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
     TR__TRY(path_of(found, folder, newest));
     strcpy(path, found);
@@ -359,27 +361,18 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
     return TR_OK;
 }
 
-/* Of the checkpoints in a folder, the one with the least validation loss, *least; -1 when none says one. */
-static tr_status find_best(const char *folder, int64_t *best, double *least)
-{
-    enum { MOST = 2 * TR__MOST_KEPT };
-    DIR *d = opendir(folder);
-    if (!d) return tr__fail_errno(errno == ENOENT ? TR_NOT_FOUND : TR_IO, errno, "cannot read %s", folder);
-    int64_t *steps = malloc(MOST * sizeof *steps);
-    if (steps) *best = best_step(folder, steps, list_steps(d, steps, MOST), least);
-    closedir(d);
-    free(steps);
-    return steps ? TR_OK : tr__fail(TR_NO_MEMORY, "out of memory");
-}
-
 tr_status tr_checkpoint_find_best(const char *folder, char *path, int64_t *step, double *loss)
 {
     if (!folder || !path)
         return tr__fail(TR_INVALID, "checkpoint_find_best: %s is NULL", folder ? "path" : "the folder");
-    int64_t best = -1;
-    double least = INFINITY;
+    int64_t *steps;
+    int count;
+    double least;
     char found[PATH_MAX];
-    TR__TRY(find_best(folder, &best, &least));
+    tr_status status = list_steps(-1, folder, &steps, &count);
+    int64_t best = best_step(folder, steps, count, &least);
+    free(steps);
+    TR__TRY(status);
     if (best < 0)
         return tr__fail(TR_NOT_FOUND, "%s has no checkpoint with a validation loss: save with .loss, and .keep_best", folder);
     TR__TRY(path_of(found, folder, best));
@@ -455,14 +448,13 @@ tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor
 /* Of the checkpoints in a folder, the newest that is older than a step. */
 static tr_status find_before(const char *folder, int64_t before, char *path, int64_t *step)
 {
-    enum { MOST = 2 * TR__MOST_KEPT };
-    DIR *d = opendir(folder);
-    int64_t *steps = malloc(MOST * sizeof *steps);
-    int count = d && steps ? list_steps(d, steps, MOST) : 0, i = 0;
+    int64_t *steps;
+    int count, i = 0;
+    tr_status status = list_steps(-1, folder, &steps, &count);
     while (i < count && steps[i] >= before) i++;
     if (i < count) *step = steps[i];
-    if (d) closedir(d);
     free(steps);
+    TR__TRY(status);
     return i == count ? TR_NOT_FOUND : path_of(path, folder, *step);
 }
 

@@ -14,6 +14,7 @@
 enum { PAGE = 4096, DESCRIPTORS = 1024, NAME = 256 };
 
 int __real_mkdir(const char *path, mode_t mode);
+int __real_closedir(DIR *d);
 
 typedef struct node node;
 
@@ -182,7 +183,7 @@ static node *scan(const char *path)
         if (!child->folder) child->bytes = read_bytes(inner, &child->size);
         put(&n->live, e->d_name, child);
     }
-    closedir(d);
+    __real_closedir(d);
     copy_entries(&n->durable, &n->live);
     return n;
 }
@@ -193,7 +194,7 @@ static bool take_in(node *n, const char *path, char *wrong, size_t bytes)
     int there = 0;
     DIR *d = opendir(path);
     while (d && readdir(d)) there++;
-    if (d) closedir(d);
+    if (d) __real_closedir(d);
     if (there != n->live.count + 2) {
         snprintf(wrong, bytes, "%s has %d entries, the model of the disk %d", path, there - 2, n->live.count);
         return false;

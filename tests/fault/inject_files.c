@@ -5,6 +5,7 @@
 #include "disk.h"
 #include "inject.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,6 +22,7 @@ enum { PAGE = 4096 };
 int __real_open(const char *path, int flags, ...);
 int __real_openat(int folder, const char *path, int flags, ...);
 int __real_close(int fd);
+int __real_closedir(DIR *d);
 ssize_t __real_read(int fd, void *to, size_t bytes);
 ssize_t __real_pread(int fd, void *to, size_t bytes, off_t offset);
 ssize_t __real_write(int fd, const void *from, size_t bytes);
@@ -150,6 +152,14 @@ int __wrap_close(int fd)
     if (!watch(fd, NULL)) return __real_close(fd);
     disk_closed(fd);
     return (int)done(__real_close(fd));
+}
+
+/* Not by close(), in the C library. */
+int __wrap_closedir(DIR *d)
+{
+    if (!watch(dirfd(d), NULL)) return __real_closedir(d);
+    disk_closed(dirfd(d));
+    return (int)done(__real_closedir(d));
 }
 
 int __wrap_mkdirat(int folder, const char *path, mode_t mode)
