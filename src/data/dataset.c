@@ -271,8 +271,9 @@ static void selection_destroy(tr_dataset *set)
 static void selection_sum(tr_dataset *set, tr__content *content)
 {
     const selection *s = tr__dataset_state(set);
+    const int64_t stretch[] = {s->begin, set->count};
     if (s->indices) tr__content_add(content, s->indices, (size_t)set->count * sizeof *s->indices);
-    else tr__content_add(content, &s->begin, sizeof s->begin);
+    else tr__content_add(content, stretch, sizeof stretch);
     tr__dataset_sum(s->base, content);
 }
 

@@ -81,6 +81,18 @@ static void test_a_slice(void **state)
     assert_failed(tr_status_of(tr_dataset_slice(NULL, 0, 0)), TR_INVALID, "NULL");
 }
 
+/* A resumed training compares them. */
+static void test_slices_of_other_lengths_are_told_apart(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_dataset *set = tr_dataset_tensors(tr_rand(1, TR_SHAPE(20, 3)), NULL);
+    uint64_t hash = tr_dataset_hash(tr_dataset_slice(set, 2, 10));
+    assert_true(hash == tr_dataset_hash(tr_dataset_slice(set, 2, 10)));
+    assert_true(hash != tr_dataset_hash(tr_dataset_slice(set, 2, 11)));
+    assert_true(hash != tr_dataset_hash(tr_dataset_slice(set, 3, 11)));
+}
+
 static void test_a_subset(void **state)
 {
     (void)state;
@@ -442,6 +454,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_tensors),
         cmocka_unit_test(test_what_are_no_rows),
         cmocka_unit_test(test_a_slice),
+        cmocka_unit_test(test_slices_of_other_lengths_are_told_apart),
         cmocka_unit_test(test_a_subset),
         cmocka_unit_test(test_random_parts),
         cmocka_unit_test(test_a_programs_own),
