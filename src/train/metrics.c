@@ -176,9 +176,14 @@ tr_status tr_metrics_add(tr_metrics *m, const tr_metrics_row *row)
         return tr__fail(TR_NO_MEMORY, "no memory for %" PRId64 " rows of metrics", m->count + 1);
     m->rows[m->count++] = *row;
     if (!m->path) return TR_OK;
+    if (!m->fd) return write_all(m);
     TR__C_NUMBERS;
     char line[LINE];
-    return append(m, line, format_row(m, row, line));
+    tr_status status = append(m, line, format_row(m, row, line));
+    if (status == TR_OK) return TR_OK;
+    close(m->fd - 1); /* a part of the line may be there: the next row, or a sync, writes all anew */
+    m->fd = 0;
+    return status;
 }
 
 const tr_metrics_row *tr_metrics_rows(const tr_metrics *m, int64_t *count)

@@ -480,6 +480,39 @@ static void a_full_disk_leaves_the_old_one(void **state)
     assert_int_equal(tr_checkpoint_save("/dev/null/nowhere", 1, tr_list_new(), tr_list_new()), TR_IO);
 }
 
+/* A row that found no room for all of itself leaves no part of a line before the next one. */
+static void a_full_disk_cuts_no_row(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_metrics_row row = {.step = 1, .items = 1, .lr = 0.1, .loss = 1, .validation_loss = NAN, .grad_norm = NAN,
+        .validation_accuracy = NAN};
+    tr_metrics *m = tr_metrics_open(in_folder("full.csv"));
+    assert_int_equal(tr_metrics_add(m, &row), TR_OK);
+    struct stat s;
+    assert_int_equal(stat(in_folder("full.csv"), &s), 0);
+    struct rlimit was, limit;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    limit = (struct rlimit){(rlim_t)s.st_size + 3, was.rlim_max};
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    row.step = 2;
+    assert_int_equal(tr_metrics_add(m, &row), TR_IO);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    signal(SIGXFSZ, handler);
+    row.step = 3;
+    assert_int_equal(tr_metrics_add(m, &row), TR_OK);
+    row.step = 4;
+    assert_int_equal(tr_metrics_add(m, &row), TR_OK);
+    FILE *f = fopen(in_folder("full.csv"), "r");
+    char line[256];
+    int64_t rows = 0, step;
+    for (assert_non_null(fgets(line, sizeof line, f)); fgets(line, sizeof line, f); rows++)
+        assert_true(sscanf(line, "%ld,1,0.1,1,,", &step) == 1 && step == rows + 1);
+    fclose(f);
+    assert_int_equal(rows, 4);
+}
+
 static void damage_is_named(void **state)
 {
     (void)state;
@@ -748,6 +781,7 @@ int main(void)
         TEST(savers_at_once_are_refused),
         TEST(several_write_one_file),
         TEST(a_full_disk_leaves_the_old_one),
+        TEST(a_full_disk_cuts_no_row),
         TEST(damage_is_named),
         TEST(a_resumed_file_is_as_an_unbroken_one),
         TEST(damage_to_the_file_is_none_to_the_metrics),
