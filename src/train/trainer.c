@@ -301,7 +301,8 @@ int64_t tr_trainer_passed_over(const tr_trainer *t)
 tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 {
     TR__TRY(tr_status_of(t));
-    if (!t) return tr__fail(TR_INVALID, "trainer_step: no trainer");
+    if (!t || !row || !stop)
+        return tr__fail(TR_INVALID, "trainer_step: %s", !t ? "no trainer" : row ? "stop is NULL" : "row is NULL");
     TR__CALLED_AT(file_of(t), t->plan.place.line);
     const tr__plan *p = &t->plan;
     int64_t start = tr__now_ns();
@@ -326,7 +327,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)
 {
     TR__TRY(tr_status_of(t));
-    if (!t) return tr__fail(TR_INVALID, "trainer_validate: no trainer");
+    if (!t || !score) return tr__fail(TR_INVALID, "trainer_validate: %s", t ? "score is NULL" : "no trainer");
     TR__CALLED_AT(file_of(t), t->plan.place.line);
     TR_AUTOCAST(autocast_of(t));
     TR__TRY(t->task->validate(t, score));

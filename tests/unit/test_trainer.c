@@ -511,6 +511,12 @@ static void wrong_options_are_refused(void **state)
     assert_non_null(strstr(tr_error_message(), "trainer_step: no trainer"));
     assert_int_equal(tr_trainer_validate(NULL, &score), TR_INVALID);
     assert_int_equal(tr_trainer_save(NULL, "nowhere", NULL), TR_INVALID);
+    tr_trainer *unused = tr_trainer_new(model, text, .context = 8);
+    assert_int_equal(tr_trainer_step(unused, NULL, &stop), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "trainer_step: row is NULL"));
+    assert_int_equal(tr_trainer_step(unused, &row, NULL), TR_INVALID);
+    assert_int_equal(tr_trainer_validate(unused, NULL), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "trainer_validate: score is NULL"));
     assert_int_equal(tr_trainer_steps(NULL) + tr_trainer_skipped(NULL) + tr_trainer_passed_over(NULL), 0);
     assert_int_equal(tr_status_of(tr_trainer_new(NULL, text)), TR_INVALID);
     assert_int_equal(tr_status_of(tr_trainer_new(model, NULL)), TR_INVALID);
