@@ -7,6 +7,7 @@
 
 #include "clock.h"
 #include "options.h"
+#include "terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -314,8 +315,9 @@ static bool make_folder(bench_checkpoint *b)
 
 static bool start_peer(bench_checkpoint *b)
 {
+    char word[PATH_MAX];
     return tr__peer_start(&b->program, tr_threads(tr_cpu(0)), "%s --megabytes %.0f --folder %s/peer", b->peer, 1e-6 * b->bytes,
-        b->path);
+        tr__shell_word(b->path, word, sizeof word));
 }
 
 static int run(bench_checkpoint *b)

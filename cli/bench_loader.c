@@ -7,7 +7,9 @@
 
 #include "clock.h"
 #include "options.h"
+#include "terminal.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,8 +84,10 @@ static tr_status our_epoch(tr_loader *loader, int64_t count, double *us_per_samp
 
 static bool start_peer(const bench_loader *b, tr__peer *peer)
 {
+    char word[PATH_MAX];
     return tr__peer_start(peer, tr_threads(tr_cpu(0)), "%s --samples %s --count %d --batch %d --workers %d%s%s", b->peer,
-        b->samples, b->count, b->batch, b->workers, b->folder ? " --folder " : "", b->folder ? b->folder : "");
+        b->samples, b->count, b->batch, b->workers, b->folder ? " --folder " : "",
+        b->folder ? tr__shell_word(b->folder, word, sizeof word) : "");
 }
 
 /* One epoch before those that count starts the workers of both. False after a message. */

@@ -169,35 +169,35 @@ done
 
 # A checkpoint: every key, the peer asked for its part, and nothing left behind.
 cat >checkpoint-peer <<'PEER'
-echo "$*" >peer.told
+echo "$# $*" >peer.told
 echo ready
 while read -r line; do
     echo "$line" >>peer.saved
     echo 0.25
 done
 PEER
-mkdir saves
-"$TRIREME" bench checkpoint --megabytes 13 --rounds 2 --folder saves --peer 'sh checkpoint-peer' --json r.json >out 2>err ||
+mkdir 'my saves' # a blank, for the peer's shell
+"$TRIREME" bench checkpoint --megabytes 13 --rounds 2 --folder 'my saves' --peer 'sh checkpoint-peer' --json r.json >out 2>err ||
     fail "checkpoint: $(cat err)"
 for key in save_gbps load_gbps verify_gbps plain_save_gbps plain_load_gbps save_share load_share verify_share torch_save_gbps \
     torch_save_ratio torch_load_ratio dcp_save_ratio dcp_load_gbps; do
     case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
 done
 awk -v b="$(number bytes)" 'BEGIN { exit !(b > 12.9e6 && b <= 13e6) }' || fail "it saves $(number bytes) bytes"
-grep -q -- '--megabytes 13 --folder saves/trireme-bench-[^/]*/peer$' peer.told || fail "the peer was told: $(cat peer.told)"
+grep -q '^4 --megabytes 13 --folder my saves/trireme-bench-[^/]*/peer$' peer.told || fail "the peer was told: $(cat peer.told)"
 [ "$(grep -cx torch_load peer.saved)" = 3 ] || fail "the peer was asked: $(cat peer.saved)"
-[ -z "$(ls saves)" ] || fail "something is left: $(find saves)"
-"$TRIREME" bench checkpoint --megabytes 100 --rounds 100 --folder saves >out 2>err &
+[ -z "$(ls 'my saves')" ] || fail "something is left: $(find 'my saves')"
+"$TRIREME" bench checkpoint --megabytes 100 --rounds 100 --folder 'my saves' >out 2>err &
 job=$!
 tries=0
-until [ -n "$(ls saves)" ]; do
+until [ -n "$(ls 'my saves')" ]; do
     tries=$((tries + 1))
     [ $tries -lt 400 ] || fail "it makes no folder"
     sleep 0.05
 done
 kill -TERM $job
 end
-[ $code = 143 ] && [ -z "$(ls saves)" ] || fail "after SIGTERM: exit code $code, left: $(find saves)"
+[ $code = 143 ] && [ -z "$(ls 'my saves')" ] || fail "after SIGTERM: exit code $code, left: $(find 'my saves')"
 ! "$TRIREME" bench checkpoint --folder nowhere --megabytes 1 >out 2>err && grep -q 'cannot make a folder in nowhere' err || fail "it saved nowhere"
 
 # Batches, by threads and by processes; the peer is told what to load.
