@@ -184,6 +184,8 @@ static int check(tr__train *t, int64_t world)
     if (training < t->batch)
         return tr__complain(t->command, "%s has %" PRId64 " images to train on, fewer than a batch of %d", t->data, training,
             t->batch);
+    if (t->keep_best && !t->resume && !validation)
+        return tr__complain(t->command, "--keep-best: %s has no images to validate on: give a --validation above 0", t->data);
     if (p->size < 32 && !m->model->size)
         return tr__complain(t->command, "%s takes images of 32 pixels a side and more, not --size %d", m->model->name, p->size);
     if (m->model->patch && p->size % m->model->patch)

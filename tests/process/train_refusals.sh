@@ -40,6 +40,8 @@ refuses_train 1 "nowhere" --data nowhere --out x
 refuses_train 1 "empty is empty" --data empty --out x
 printf 'short' >short
 refuses_train 1 "short is too short: its 5 bytes leave 5 for training, and a context of 16 takes at least 17" --data short --out x
+head -c 100 text >little
+refuses_train 1 "--keep-best: nothing is validated, as little leaves 10 bytes for that" --data little --keep-best --out x
 mkdir folder
 refuses_train 1 "there is no text in the folder folder" --data folder --out x
 [ ! -e x ] || fail "a folder was made for nothing"
