@@ -31,6 +31,7 @@ typedef struct tr__dataset_kind {
 /* How another process makes the dataset again. */
 typedef struct tr__source {
     tr_dataset_make make;
+    int64_t count; /* samples that it has made here */
     size_t bytes;
     unsigned char argument[];
 } tr__source;

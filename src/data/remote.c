@@ -69,8 +69,8 @@ static tr_status make_call(tr__remote *r, const tr__recipe *recipe, int64_t most
     size_t bytes = sizeof(tr__remote_job) + source->bytes;
     tr__remote_job *job = calloc(1, bytes);
     if (!job) return tr__fail(TR_NO_MEMORY, "out of memory");
-    *job = (tr__remote_job){.begin = recipe->set->source_begin, .count = recipe->set->count, .most = most,
-        .socket = socket, .memory_fd = r->memory_fd, .has_collate = recipe->collate != NULL, .on_bad = recipe->on_bad,
+    *job = (tr__remote_job){.whole = source->count, .begin = recipe->set->source_begin, .count = recipe->set->count,
+        .most = most, .socket = socket, .memory_fd = r->memory_fd, .has_collate = recipe->collate != NULL, .on_bad = recipe->on_bad,
         .choice = recipe->choice, .bytes = source->bytes};
     if (source->bytes) memcpy(job + 1, source->argument, source->bytes);
     tr_status status = tr__place_of((tr__any_function)source->make, &job->make);

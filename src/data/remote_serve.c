@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -27,6 +28,9 @@ static tr_status make_dataset(server *s)
     TR__TRY(tr__place_function(&job->make, &function));
     tr_dataset *all = ((tr_dataset_make)function)(job->bytes ? job + 1 : NULL, job->bytes);
     tr_dataset *set = tr_dataset_slice(all, job->begin, job->begin + job->count);
+    if (all && tr_status_of(all) == TR_OK && all->count != job->whole)
+        return tr__fail(TR_INVALID, "it has %" PRId64 " samples of %s, and the program has %" PRId64 ": numbers may stand for "
+            "other samples, as where a folder has got a file", all->count, all->name, job->whole);
     TR__TRY(tr_status_of(set));
     s->recipe = (tr__recipe){.set = set, .on_bad = job->on_bad, .choice = job->choice, .stop = &never};
     if (!job->has_collate) return TR_OK;

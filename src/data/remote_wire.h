@@ -11,6 +11,7 @@ typedef struct tr__remote_job {
     tr__function_place make, collate;
     bool has_collate;
     tr_on_bad on_bad;
+    int64_t whole;        /* samples that make() has made in the loader's process */
     int64_t begin, count; /* the part of what make() makes */
     int64_t choice;       /* as in the recipe */
     int64_t most;         /* samples in a batch */

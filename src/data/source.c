@@ -16,6 +16,7 @@ void tr__dataset_set_source(tr_dataset *set, tr_dataset_make make, const void *a
         return;
     }
     source->make = make;
+    source->count = set->count;
     source->bytes = bytes;
     if (bytes) memcpy(source->argument, argument, bytes);
     set->source = source;

@@ -36,6 +36,7 @@ typedef struct plan {
     int64_t fail_at, kill_at, exit_at, hang_at; /* -1: at none */
     pid_t leaves_behind;               /* where it is killed, a process that lives as long as this one; 0: none */
     bool only_here;                    /* other processes cannot make it */
+    bool grows;                        /* they find a sample more */
 } plan;
 
 static tr_status get(const tr_sample_call *call, tr_sample *out)
@@ -60,6 +61,7 @@ static tr_dataset *make(const void *argument, size_t bytes)
     plan *p = malloc(sizeof *p);
     if (!p || bytes != sizeof *p) abort();
     memcpy(p, argument, sizeof *p);
+    p->count += p->grows && !here;
     tr_dataset *set = tr_dataset_new(p->count, get, .user = p, .release = free, .name = "numbers");
     if (tr_status_of(set) != TR_OK) free(p); /* it was not taken */
     if (tr_status_of(set) != TR_OK || !p->only_here || here) return set;
@@ -285,6 +287,18 @@ static void test_a_dataset_that_cannot_be_made_there(void **state)
         "to make sample 0: dataset_slice: no samples [5, 4): numbers");
 }
 
+/* As of a folder that has got a file, where the numbers behind that are other samples'. */
+static void test_a_dataset_that_has_grown_is_refused(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    plan p = sound;
+    p.grows = true;
+    tr_loader *loader = tr_loader_new(tr_dataset_slice(numbers(p), 3, 9), .batch = 1, .workers = 1, .processes = true);
+    tr_batch b;
+    assert_failed(tr_loader_next(loader, &b), TR_INVALID, "it has 51 samples of numbers, and the program has 50");
+}
+
 static void test_what_processes_cannot_do(void **state)
 {
     (void)state;
@@ -405,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_memory_that_cannot_be_mapped_is_an_error),
         cmocka_unit_test(test_another_epoch_ends_a_process_that_hangs),
         cmocka_unit_test(test_a_dataset_that_cannot_be_made_there),
+        cmocka_unit_test(test_a_dataset_that_has_grown_is_refused),
         cmocka_unit_test(test_what_processes_cannot_do),
         cmocka_unit_test(test_loaders_end_in_mid_epoch),
         cmocka_unit_test(test_a_request_to_end_is_not_for_the_workers),
