@@ -133,17 +133,18 @@ typedef struct candidate {
 
 enum { CACHE = 1 << 14 };
 
-typedef struct encoder {
+struct tr__pair_encoder {
     const tr_tokenizer *tokenizer;
-    const unsigned char *text;
     tr__token_ids *ids;
     part *parts;
     candidate *heap;
     int heap_count;
     size_t room;
-    /* Words that came before, by hash: where they stand in the text, and their tokens in ids. */
-    struct { size_t text, bytes, first, count; } cache[CACHE];
-} encoder;
+    int64_t round; /* words of other rounds are gone */
+    /* Words that came before, by hash: where they stand, and their tokens in ids. */
+    struct { const unsigned char *text; size_t bytes, first, count; int64_t round; } cache[CACHE];
+};
+typedef tr__pair_encoder encoder;
 
 static bool comes_before(const candidate *a, const candidate *b)
 {
@@ -229,7 +230,8 @@ static tr_status encode_word(encoder *e, const unsigned char *word, size_t bytes
 static tr_status encode_or_copy(encoder *e, const unsigned char *word, size_t bytes)
 {
     size_t slot = tr__hash_bytes(word, bytes) % CACHE, first = e->ids->count;
-    if (e->cache[slot].bytes == bytes && memcmp(e->text + e->cache[slot].text, word, bytes) == 0) {
+    bool same = e->cache[slot].bytes == bytes && e->cache[slot].round == e->round && memcmp(e->cache[slot].text, word, bytes) == 0;
+    if (same) {
         size_t count = e->cache[slot].count;
         TR__TRY(tr__ids_reserve(e->ids, count));
         memcpy(e->ids->at + first, e->ids->at + e->cache[slot].first, count * sizeof *e->ids->at);
@@ -237,39 +239,46 @@ static tr_status encode_or_copy(encoder *e, const unsigned char *word, size_t by
         return TR_OK;
     }
     TR__TRY(encode_word(e, word, bytes));
-    e->cache[slot].text = (size_t)(word - e->text);
+    e->cache[slot].text = word;
+    e->cache[slot].round = e->round;
     e->cache[slot].bytes = bytes;
     e->cache[slot].first = first;
     e->cache[slot].count = e->ids->count - first;
     return TR_OK;
 }
 
-static tr_status encode_words(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__token_ids *ids)
+static tr_status encode_words(encoder *e, const unsigned char *text, size_t bytes)
 {
-    encoder *e = calloc(1, sizeof *e);
-    if (!e) return tr__fail(TR_NO_MEMORY, "tokenizer: out of memory");
-    e->tokenizer = t;
-    e->text = text;
-    e->ids = ids;
     tr_status status = TR_OK;
     for (size_t at = 0, length; at < bytes && status == TR_OK; at += length) {
         length = tr__gpt2_word(text + at, bytes - at);
         status = encode_or_copy(e, text + at, length);
     }
-    free(e->parts);
-    free(e->heap);
-    free(e);
     return status;
 }
 
-tr_status tr__byte_pair_encode(const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__token_ids *ids)
+tr_status tr__byte_pair_encode(encoder **held, const tr_tokenizer *t, const unsigned char *text, size_t bytes, tr__token_ids *ids)
 {
-    if (!t->space_before || !bytes || text[0] == ' ') return encode_words(t, text, bytes, ids);
+    if (!*held) *held = calloc(1, sizeof **held);
+    encoder *e = *held;
+    if (!e) return tr__fail(TR_NO_MEMORY, "tokenizer: out of memory");
+    e->tokenizer = t;
+    e->ids = ids;
+    if (!t->space_before || !bytes || text[0] == ' ') return encode_words(e, text, bytes);
     unsigned char *spaced = malloc(bytes + 1);
     if (!spaced) return tr__fail(TR_NO_MEMORY, "tokenizer: no memory for a text of %zu bytes", bytes);
     spaced[0] = ' ';
     memcpy(spaced + 1, text, bytes);
-    tr_status status = encode_words(t, spaced, bytes + 1, ids);
+    tr_status status = encode_words(e, spaced, bytes + 1);
     free(spaced);
+    e->round++;
     return status;
+}
+
+void tr__pair_encoder_free(encoder *e)
+{
+    if (!e) return;
+    free(e->parts);
+    free(e->heap);
+    free(e);
 }

@@ -157,16 +157,19 @@ static tr_status add(tr__token_ids *ids, int id)
 tr_status tr__tokenizer_encode(const tr_tokenizer *t, const void *given, size_t left, bool plain, tr__token_ids *ids)
 {
     const unsigned char *text = given;
-    while (left) {
+    tr__pair_encoder *encoder = NULL;
+    tr_status status = TR_OK;
+    while (left && status == TR_OK) {
         size_t at = left, bytes = 0;
         int id = plain ? -1 : next_special(t, text, left, &at, &bytes);
-        TR__TRY(t->kind == TR__BYTE_PAIR ? tr__byte_pair_encode(t, text, at, ids)
-                                         : tr__word_piece_encode(t, text, at, ids));
-        if (id >= 0) TR__TRY(add(ids, id));
+        status = t->kind == TR__BYTE_PAIR ? tr__byte_pair_encode(&encoder, t, text, at, ids)
+                                          : tr__word_piece_encode(t, text, at, ids);
+        if (id >= 0 && status == TR_OK) status = add(ids, id);
         text += at + bytes;
         left -= at + bytes;
     }
-    return TR_OK;
+    tr__pair_encoder_free(encoder);
+    return status;
 }
 
 /* *first: how many of the tokens belong to the first text, with what stands around it. */

@@ -64,8 +64,12 @@ int tr__character_byte(uint32_t character);
 tr_status tr__merges_add(tr__merges *merges, int left, int right, int token);
 const tr__merge *tr__merges_find(const tr__merges *merges, int left, int right); /* NULL: none */
 
-/* Without special tokens. */
-tr_status tr__byte_pair_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__token_ids *ids);
+/* Without special tokens. *encoder: what the pieces of a text between these share, NULL before the first one; to be freed. ids is
+ * the same for all of them. */
+typedef struct tr__pair_encoder tr__pair_encoder;
+tr_status tr__byte_pair_encode(tr__pair_encoder **encoder, const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes,
+    tr__token_ids *ids);
+void tr__pair_encoder_free(tr__pair_encoder *encoder);
 tr_status tr__word_piece_encode(const tr_tokenizer *tokenizer, const unsigned char *text, size_t bytes, tr__token_ids *ids);
 
 /* Fills a tokenizer from a file or folder; in tokenizer_load.c. */

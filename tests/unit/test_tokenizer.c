@@ -163,6 +163,49 @@ static void test_special(void **state)
     assert_null(tr_tokenizer_token(t, -1, &bytes));
 }
 
+/* The saved tokenizer, which puts a space before a text from now on. */
+static tr_tokenizer *with_a_space_before(const tr_tokenizer *t)
+{
+    static char text[1 << 20];
+    TR_CHECK(tr_tokenizer_save(t, files_path("space.json")));
+    FILE *f = fopen(files_path("space.json"), "r");
+    assert_non_null(f);
+    text[fread(text, 1, sizeof text - 1, f)] = '\0';
+    fclose(f);
+    char *place = strstr(text, "\"ByteLevel\", \"add_prefix_space\": false");
+    assert_non_null(place);
+    memcpy(strstr(place, "false"), "true ", 5);
+    return tr_tokenizer_load(files_write("space.json", text, strlen(text)));
+}
+
+/* Words that come again behind a special token have the tokens that they have alone, also those that get a space. */
+static void test_texts_between_special_tokens(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const char *const texts[] = {"the license of the license", "the license", "license the license", " of the license",
+        "the"};
+    char all[512] = "";
+    for (int i = 0; i < 5; i++) snprintf(all + strlen(all), sizeof all - strlen(all), "%s<|endoftext|>", texts[i]);
+    tr_tokenizer *t = load("gpt2.json"), *spaced = with_a_space_before(t);
+    TR_CHECK(tr_status_of(spaced));
+    assert_true(tr_numel(tr_encode(spaced, "the")) == 1 && tr_item(tr_encode(spaced, "the")) == tr_tokenizer_id(t, " the"));
+    for (int k = 0; k < 2; k++) {
+        const tr_tensor *whole = tr_encode(k ? spaced : t, all);
+        const int32_t *at = tr_data(whole);
+        int64_t left = tr_numel(whole);
+        for (int i = 0; i < 5; i++) {
+            const tr_tensor *piece = tr_encode(k ? spaced : t, texts[i]);
+            int64_t n = tr_numel(piece);
+            assert_true(left > n && at[n] == 700);
+            assert_memory_equal(at, tr_data(piece), (size_t)n * 4);
+            at += n + 1;
+            left -= n + 1;
+        }
+        assert_int_equal(left, 0);
+    }
+}
+
 /* Any bytes come back from byte pairs, and a short buffer gets what fits. */
 static void test_any_bytes(void **state)
 {
@@ -377,6 +420,7 @@ int main(void)
         cmocka_unit_test(test_two_files),
         cmocka_unit_test(test_pairs),
         cmocka_unit_test(test_special),
+        cmocka_unit_test(test_texts_between_special_tokens),
         cmocka_unit_test(test_any_bytes),
         cmocka_unit_test(test_long_word),
         cmocka_unit_test(test_train),
