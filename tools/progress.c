@@ -119,18 +119,16 @@ static void put_bar(const tr_progress *p, int cells, double part)
 
 static void put_terminal_line(tr_progress *p)
 {
-    char head[64], numbers[2 * NUMBER + 256], percent[16];
+    char head[64], numbers[2 * NUMBER + 256], percent[16], line[sizeof head + sizeof numbers];
     double part = p->steps > 0 ? (double)p->last.step / (double)p->steps : 1;
     int used = snprintf(head, sizeof head, "step %" PRId64 "/%" PRId64 " ", p->last.step, p->steps);
     used += put_numbers(p, numbers, sizeof numbers);
     used += snprintf(percent, sizeof percent, " %3d%%", (int)(100 * part));
-    int room = width_of(p->to) - 1 - used; /* a full last column would wrap */
-    fprintf(p->to, "\r\033[K%s", head);
+    int width = width_of(p->to) - 1, room = width - used; /* a full last column would wrap */
+    snprintf(line, sizeof line, "%s%s", head, room >= 0 ? "" : numbers + 1);
+    fprintf(p->to, "\r\033[K%.*s", width, line);
     if (room >= 4) put_bar(p, room < 30 ? room : 30, part);
-    if (room >= 0)
-        fprintf(p->to, "%s%s", percent, numbers);
-    else
-        fprintf(p->to, "%.*s", width_of(p->to) - 1 - (int)strlen(head), numbers + 1);
+    if (room >= 0) fprintf(p->to, "%s%s", percent, numbers);
     fflush(p->to);
     p->line_open = true;
 }
