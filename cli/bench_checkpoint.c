@@ -243,11 +243,6 @@ static bool measure_all(bench_checkpoint *b, double seconds[MEASURES][MOST_ROUND
 
 /* ---- The report -------------------------------------------------------------------------------------------------- */
 
-static double gbps(const bench_checkpoint *b, double *seconds)
-{
-    return 1e-9 * b->bytes / tr__median(seconds, b->rounds);
-}
-
 /* Pair by pair: of ours, which share of the speed without checksums is left; of a peer's, how many times as fast ours
  * is. */
 static double ratio_of(const bench_checkpoint *b, double seconds[MEASURES][MOST_ROUNDS], int i)
@@ -276,7 +271,7 @@ static cJSON *report(const bench_checkpoint *b, double seconds[MEASURES][MOST_RO
         const struct measure *m = &measures[i];
         if (!made[i]) continue;
         char key[64], text[64] = "";
-        double speed = gbps(b, seconds[i]);
+        double speed = 1e-9 * b->bytes / tr__median(seconds[i], b->rounds); /* GB/s */
         snprintf(key, sizeof key, "%s_gbps", m->key);
         cJSON_AddNumberToObject(o, key, speed);
         if (m->beside != i) {

@@ -121,13 +121,6 @@ static tr_status run_chain(const dist_run *run, way how, double *median)
     return TR_OK;
 }
 
-static tr_status run_chains(dist_run *run)
-{
-    for (int round = 0; round < ROUNDS; round++)
-        for (way how = FAST; how <= LOCAL; how++) TRY(run_chain(run, how, &run->backward_us[how][round]));
-    return TR_OK;
-}
-
 static tr_status run_rounds(dist_run *run)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -137,7 +130,9 @@ static tr_status run_rounds(dist_run *run)
         TRY(run_round(run, TR_DIST_SMART, &run->us[SMART][round]));
         if (run->peer_command && !tr__peer_ask(&run->peer, line, &run->us[PEER][round])) return TR_CHILD;
     }
-    return run_chains(run);
+    for (int round = 0; round < ROUNDS; round++)
+        for (way how = FAST; how <= LOCAL; how++) TRY(run_chain(run, how, &run->backward_us[how][round]));
+    return TR_OK;
 }
 
 static void add_chain(dist_run *run, cJSON *o)

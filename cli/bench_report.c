@@ -241,18 +241,13 @@ static const cJSON *rows_of(const cJSON *json)
     return cJSON_IsArray(rows) ? rows : NULL;
 }
 
-static const cJSON *cell_of(const cJSON *json, const cJSON *row, const char *key)
-{
-    const cJSON *value = look_up(row, key);
-    return value ? value : look_up(json, key);
-}
-
 /* A row, or, without a page, which of its columns have a value. */
 static void visit_row(FILE *page, const cJSON *json, const cJSON *row, column *columns, int count)
 {
     if (page) fputs("|", page);
     for (int i = 0; i < count; i++) {
-        const cJSON *value = cell_of(json, row, columns[i].key);
+        const cJSON *value = look_up(row, columns[i].key);
+        if (!value) value = look_up(json, columns[i].key);
         if (!page) columns[i].used |= value != NULL;
         if (!page || !columns[i].used) continue;
         putc(' ', page);

@@ -88,12 +88,6 @@ static tr_status measure_in_budget(const tune *t, tr_collective_kind kind, int64
     return measure(t, kind, bytes, calls, us);
 }
 
-static tr_status measure_echo(tune *t)
-{
-    t->echo_us = 0;
-    return measure_in_budget(t, TR_SCATTER, sizeof(float), &t->echo_us);
-}
-
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
 /* All by one algorithm where it exists; what tells the others that a call is done goes directly. */
@@ -113,7 +107,8 @@ static tr_status measure_algorithm(tune *t, int algorithm, int round)
     rows_of(algorithm, rows, sizeof rows);
     t->group = tr_join(.transport = "tcp", .algorithms = rows);
     TRY(tr_status_of(t->group));
-    TRY(measure_echo(t));
+    t->echo_us = 0;
+    TRY(measure_in_budget(t, TR_SCATTER, sizeof(float), &t->echo_us));
     for (int i = 0; i < t->times.count; i++) {
         const tr__time *time = &t->times.list[i];
         if (time->algorithm == algorithm) TRY(measure_in_budget(t, time->kind, time->bytes, &t->rounds[i][round]));

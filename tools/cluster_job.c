@@ -51,20 +51,15 @@ static tr_status make_folder(const char *path)
 
 /* ---- Of a job that this process runs --------------------------------------------------------------------------------- */
 
-static int64_t milliseconds_since_1970(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static tr_status write_job(const tr_cluster *c, const tr__job_files *files, int ranks, const char *const *argv)
 {
     char path[PATH_MAX];
     FILE *f = name_file(path, files->folder, "job") ? fopen(path, "we") : NULL;
     if (!f) return tr_fail(TR_IO, "cluster: cannot write %s: %s", files->folder, strerror(errno));
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
     fprintf(f, "trireme-job 1 pid %d born %llu hosts %d ranks %d started %lld program", (int)getpid(), birth_of(getpid()),
-        c->count, ranks, (long long)milliseconds_since_1970());
+        c->count, ranks, (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000);
     for (int i = 0; argv[i]; i++) fprintf(f, " %s", argv[i]);
     return fclose(f) == 0 ? TR_OK : tr_fail(TR_IO, "cluster: cannot write %s: %s", path, strerror(errno));
 }

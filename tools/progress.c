@@ -58,12 +58,6 @@ tr_progress *tr_progress_new_with(const tr_progress_options *o)
     return p;
 }
 
-static int width_of(FILE *to)
-{
-    struct winsize size;
-    return ioctl(fileno(to), TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
-}
-
 static void put_rate(char *text, size_t bytes, double rate, const char *item)
 {
     if (rate >= 1e6)
@@ -124,7 +118,9 @@ static void put_terminal_line(tr_progress *p)
     int used = snprintf(head, sizeof head, "step %" PRId64 "/%" PRId64 " ", p->last.step, p->steps);
     used += put_numbers(p, numbers, sizeof numbers);
     used += snprintf(percent, sizeof percent, " %3d%%", (int)(100 * part));
-    int width = width_of(p->to) - 1, room = width - used; /* a full last column would wrap */
+    struct winsize size;
+    int width = ioctl(fileno(p->to), TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col - 1 : 79; /* a full line would wrap */
+    int room = width - used;
     snprintf(line, sizeof line, "%s%s", head, room >= 0 ? "" : numbers + 1);
     fprintf(p->to, "\r\033[K%.*s", width, line);
     if (room >= 4) put_bar(p, room < 30 ? room : 30, part);

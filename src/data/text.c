@@ -221,17 +221,9 @@ static void fill_masked(const tr_text_batch_options *o, int64_t sample, int64_t 
 
 /* ---- A batch ----------------------------------------------------------------------------------------------------- */
 
-/* The first token of window number `sample` of the batch. */
-static int64_t start_of(const tr_text_batch_options *o, int64_t sample)
-{
-    if (!o->validation) return draw_start(o, sample);
-    int64_t every = o->masking ? tr__tokens_of_window(o->context, o->masking) : o->context;
-    return tr_text_tokens(o->text, false) + ((int64_t)o->first_sample + sample) * every;
-}
-
 static tr_status make_batch(const tr_text_batch_options *o)
 {
-    int64_t windows = 0;
+    int64_t windows = 0, every = o->masking ? tr__tokens_of_window(o->context, o->masking) : o->context;
     TR__TRY(check(o, &windows));
     tr_tensor *input = tr_empty(TR_SHAPE(windows, o->context), .dtype = TR_I32);
     tr_tensor *target = tr_empty(TR_SHAPE(windows, o->context), .dtype = TR_I32);
@@ -239,7 +231,7 @@ static tr_status make_batch(const tr_text_batch_options *o)
     TR__TRY(tr_status_of(target));
     for (int64_t i = 0; i < windows; i++) {
         int32_t *in = (int32_t *)tr__ptr(input) + i * o->context, *out = (int32_t *)tr__ptr(target) + i * o->context;
-        int64_t from = start_of(o, i);
+        int64_t from = o->validation ? tr_text_tokens(o->text, false) + ((int64_t)o->first_sample + i) * every : draw_start(o, i);
         if (o->masking) fill_masked(o, i, from, in, out);
         for (int64_t k = 0; !o->masking && k < o->context; k++) {
             in[k] = token_at(o->text, from + k);

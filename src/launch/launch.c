@@ -64,17 +64,12 @@ static void pass_interrupt(tr__job *j, int sig)
         if (j->ranks[i].leash >= 0) (void)!send(j->ranks[i].leash, &word, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static double settling_seconds(const tr__job *j)
-{
-    if (j->options.stdin_text) return leash_moment_seconds;
-    return tr__job_only_victims(j) ? TR__CULPRIT_MS * 1e-3 : moment_seconds;
-}
-
 /* A failure has become known. There is more time for a culprit that is still to come than for others once it has. */
 static void settle(tr__job *j)
 {
     if (j->stage > SETTLING) return;
-    double deadline = tr__launch_now() + settling_seconds(j);
+    double seconds = tr__job_only_victims(j) ? TR__CULPRIT_MS * 1e-3 : moment_seconds;
+    double deadline = tr__launch_now() + (j->options.stdin_text ? leash_moment_seconds : seconds);
     if (j->stage == RUNNING || deadline < j->deadline) j->deadline = deadline;
     j->stage = SETTLING;
 }
