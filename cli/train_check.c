@@ -214,8 +214,8 @@ static int check_json(const tr__train *t)
 static int check_files(tr__train *t)
 {
     if (t->under_launcher && t->rank > 0) return -1;
-    int code = check_json(t);
-    return code < 0 ? check_folder(t) : code;
+    int code = check_folder(t); /* which may be the results' */
+    return code < 0 ? check_json(t) : code;
 }
 
 static int check_in_backward(const tr__train *t)

@@ -77,9 +77,15 @@ refuses_train 1 "cannot make the folder text/x: Not a directory" --data text --o
 refuses_train 1 "text is no folder" --data text --out text
 refuses_train 1 "cannot write nowhere/x.json: No such file or directory" --data text --out x --json nowhere/x.json
 echo old >old.json
-refuses_train 1 "text is no folder" --data text --out text --json new.json
-refuses_train 1 "text is no folder" --data text --out text --json old.json
+for json in new old; do
+    (trap '' XFSZ && ulimit -f 0 && exec "$TRIREME" train gpt $sizes --steps 2 --data text --out full --json $json.json) 2>&1 |
+        cat >out
+    grep -q 'cannot write full/metrics.csv: File too large' out || fail "it has room"
+done
 [ ! -e new.json ] && [ "$(cat old.json)" = old ] || fail "there are results of no training"
+"$TRIREME" train gpt $sizes --steps 2 --data text --out made --json made/r.json >out 2>err ||
+    fail "no results in the folder that it makes"
+[ -s made/r.json ] || fail "empty results"
 if [ "$(id -u)" != 0 ]; then
     mkdir readonly && chmod 500 readonly
     refuses_train 1 "cannot write into readonly: Permission denied" --data text --out readonly
