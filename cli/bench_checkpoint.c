@@ -308,13 +308,6 @@ static bool make_folder(bench_checkpoint *b)
     return true;
 }
 
-static bool start_peer(bench_checkpoint *b)
-{
-    char word[PATH_MAX];
-    return tr__peer_start(&b->program, tr_threads(tr_cpu(0)), "%s --megabytes %.0f --folder %s/peer", b->peer, 1e-6 * b->bytes,
-        tr__shell_word(b->path, word, sizeof word));
-}
-
 static int run(bench_checkpoint *b)
 {
     TR_SCOPE;
@@ -324,7 +317,10 @@ static int run(bench_checkpoint *b)
     if (status != TR_OK) return tr__bench_failed(status);
     watch_signals();
     if (!make_folder(b)) return TR__EXIT_FAILED;
-    bool well = (!b->peer || start_peer(b)) && measure_all(b, seconds);
+    char word[PATH_MAX];
+    bool well = !b->peer || tr__peer_start(&b->program, tr_threads(tr_cpu(0)), "%s --megabytes %.0f --folder %s/peer", b->peer,
+        1e-6 * b->bytes, tr__shell_word(b->path, word, sizeof word));
+    well = well && measure_all(b, seconds);
     tr__peer_stop(&b->program);
     cJSON *o = well ? report(b, seconds) : NULL;
     nftw(b->path, remove_one, 16, FTW_DEPTH | FTW_PHYS);

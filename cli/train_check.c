@@ -218,7 +218,8 @@ static int check_files(tr__train *t)
     return code < 0 ? check_json(t) : code;
 }
 
-static int check_in_backward(const tr__train *t)
+/* Flags that exclude each other, and names that every rank would complain of. */
+static int check_flags(const tr__train *t)
 {
     if (t->step_in_backward && t->clip > 0)
         return tr__complain(t->command,
@@ -226,6 +227,10 @@ static int check_in_backward(const tr__train *t)
     if (t->step_in_backward && t->stop_on_spike)
         return tr__complain(t->command,
             "--step-in-backward: a spike is known when gradients have been used: leave out --stop-on-spike");
+    if (t->roll_back && !t->check_replicas)
+        return tr__complain(t->command, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
+    if (tr_check_allow_different(t->allow_different) != TR_OK)
+        return tr__complain(t->command, "--allow-different: %s", tr_error_message());
     return -1;
 }
 
@@ -243,21 +248,6 @@ static int check_keep_best(const tr__train *t)
     if (both < t->steps || t->eval_every >= t->steps || t->save_every >= t->steps) return -1;
     return tr__complain(t->command, "--keep-best: validations every %d steps and checkpoints every %d never fall on the same step "
         "before the last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
-}
-
-/* Else every rank would say so. */
-static int check_allow_different(const tr__train *t)
-{
-    if (tr_check_allow_different(t->allow_different) != TR_OK)
-        return tr__complain(t->command, "--allow-different: %s", tr_error_message());
-    return -1;
-}
-
-static int check_roll_back(const tr__train *t)
-{
-    if (t->roll_back && !t->check_replicas)
-        return tr__complain(t->command, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
-    return -1;
 }
 
 static int check_device(const tr__train *t)
@@ -296,11 +286,9 @@ int tr__train_check(tr__train *t)
             "ranks that are started again (--max-restarts) look for what has been saved: give --out FOLDER");
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__complain(t->command, "--profile: give --out FOLDER, which every rank writes into");
-    int code = check_in_backward(t);
+    int code = check_flags(t);
     if (code < 0) code = check_device(t);
     if (code < 0) code = check_keep_best(t);
-    if (code < 0) code = check_roll_back(t);
-    if (code < 0) code = check_allow_different(t);
     if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);
     if (code < 0) code = check_init(t);

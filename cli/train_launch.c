@@ -26,14 +26,6 @@ static void add_own(arguments *a, char *text)
         free(text);
 }
 
-/* A value may look like an option: in the same argument it cannot be taken for one. */
-static void add_option(arguments *a, const char *name, const char *value)
-{
-    char *option;
-    int length = value ? asprintf(&option, "--%s=%s", name, value) : asprintf(&option, "--%s", name);
-    add_own(a, length < 0 ? NULL : option);
-}
-
 /* Every option is spelt out, so that the ranks need not look anything up; numbers out of their range stand for "not given". */
 static void fill(arguments *a, const tr__train *t)
 {
@@ -41,11 +33,13 @@ static void fill(arguments *a, const tr__train *t)
     add_own(a, strdup("train"));
     add_own(a, strdup(t->model));
     for (const tr__option *o = t->options; o->name; o++) {
-        char value[PATH_MAX];
+        char value[PATH_MAX], *option;
         bool not_given = (o->type == TR__OPTION_INTEGER && *(int *)o->into < o->least) ||
                          (o->type == TR__OPTION_NUMBER && *(double *)o->into < o->least);
-        if (!not_given && tr__train_value(o, value, sizeof value))
-            add_option(a, o->name, o->type == TR__OPTION_FLAG ? NULL : value);
+        if (not_given || !tr__train_value(o, value, sizeof value)) continue;
+        /* A value may look like an option: in the same argument it cannot be taken for one. */
+        bool flag = o->type == TR__OPTION_FLAG;
+        add_own(a, asprintf(&option, "--%s%s%s", o->name, flag ? "" : "=", flag ? "" : value) < 0 ? NULL : option);
     }
 }
 

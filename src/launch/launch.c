@@ -48,13 +48,6 @@ static void cut_leash(tr__job_rank *r)
     r->leash = -1;
 }
 
-/* Asks the ranks to end; on a leash, they are to do it soon. */
-static void ask_to_end(tr__job *j, int sig)
-{
-    if (!j->options.stdin_text) signal_groups(j, sig);
-    for (int i = 0; i < j->started; i++) cut_leash(&j->ranks[i]);
-}
-
 /* Passes an interrupt on, after which ranks may take their time. */
 static void pass_interrupt(tr__job *j, int sig)
 {
@@ -80,8 +73,8 @@ static void enter(tr__job *j, tr__job_stage next)
     if (next <= j->stage) return;
     j->stage = next;
     j->deadline = tr__launch_now() + (next == ENDING ? j->grace : kill_seconds);
-    if (next == ENDING) ask_to_end(j, SIGTERM);
-    else signal_groups(j, SIGKILL);
+    if (next == KILLING || !j->options.stdin_text) signal_groups(j, next == ENDING ? SIGTERM : SIGKILL);
+    for (int i = 0; i < j->started && next == ENDING; i++) cut_leash(&j->ranks[i]); /* who is on one ends soon */
     tr__sweep(j->groups, j->started, j->mark, next == ENDING ? SIGTERM : SIGKILL);
 }
 

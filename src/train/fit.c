@@ -362,7 +362,7 @@ static tr_status run(fit *f)
 
 /* ---- The report -------------------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
+int tr__by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -376,7 +376,7 @@ static void report_times(fit *f)
     for (int64_t i = 0; i < f->steps; i++) sum += f->step_ms[i];
     r->step_ms_median = NAN;
     if (!f->steps) return;
-    qsort(f->step_ms, (size_t)f->steps, sizeof *f->step_ms, by_value);
+    qsort(f->step_ms, (size_t)f->steps, sizeof *f->step_ms, tr__by_value);
     r->step_ms_median = (f->step_ms[(f->steps - 1) / 2] + f->step_ms[f->steps / 2]) / 2;
     r->items_per_s = (double)(f->steps * f->trainer->plan.batch * f->trainer->items) / (1e-3 * sum);
 }

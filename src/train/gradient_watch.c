@@ -196,12 +196,6 @@ static tr_status say_applied(const tr_trainer *t, const tr_metrics_row *row)
 
 /* ---- Spikes ------------------------------------------------------------------------------------------------------ */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void put_spike(const tr_trainer *t, const tr__origin *origins, double norm, double usual, char text[TEXT])
 {
     int worst = 0;
@@ -235,7 +229,7 @@ static tr_status judge_size(tr_trainer *t, double norm, tr__origin *origins)
     size_t n = norms->count < TR__NORMS ? (size_t)norms->count : TR__NORMS;
     double sorted[TR__NORMS];
     memcpy(sorted, norms->last, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, by_value);
+    qsort(sorted, n, sizeof *sorted, tr__by_value);
     double usual = norms->count < FEWEST_NORMS ? NAN : sorted[n / 2]; /* of the latest norms; unknown of few */
     bool was = norms->spiking;
     norms->spiking = usual > 0 && norm > spike_factor * usual;

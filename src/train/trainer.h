@@ -146,4 +146,7 @@ tr_status tr__trainer_resume_state(tr_trainer *trainer, const tr_tensor_list *st
  * checkpoint. */
 tr_status tr__trainer_go_back(tr_trainer *trainer, const char *folder);
 
+/* In fit.c, for qsort(): doubles, rising. */
+int tr__by_value(const void *a, const void *b);
+
 #endif
