@@ -37,26 +37,17 @@ static tr__p2p_op *find_id(const tr__p2p_ops *list, uint64_t id)
     return op;
 }
 
-static tr__p2p_op *find_posted(const tr__p2p_peer *peer, int tag)
+static tr__p2p_op *find_tag(const tr__p2p_ops *list, int tag)
 {
-    tr__p2p_op *op = peer->lists[TR__P2P_POSTED].first;
-    while (op && op->work->collective.tag != tag) op = op->next;
+    tr__p2p_op *op = list->first;
+    while (op && op->frame.tag != tag) op = op->next;
     return op;
 }
 
-static tr__p2p_arrival **find_arrival(tr__p2p_peer *peer, int tag)
+static void drop_arrival(tr__p2p_peer *peer, tr__p2p_op *a)
 {
-    tr__p2p_arrival **at = &peer->arrivals;
-    while (*at && (*at)->frame.tag != tag) at = &(*at)->next;
-    return at;
-}
-
-static void drop_arrival(tr__p2p_peer *peer, tr__p2p_arrival **at)
-{
-    tr__p2p_arrival *a = *at;
-    *at = a->next;
-    if (!a->next) peer->arrivals_end = at;
-    if (a->data) peer->kept -= a->bytes;
+    take_out(&peer->arrived, a);
+    if (a->data) peer->kept -= a->payload;
     if (a->data != (char *)(a + 1)) free(a->data);
     free(a);
 }
@@ -77,7 +68,7 @@ tr__p2p_peer *tr__p2p_peer_of(tr__p2p *p, tr_collective *c)
         return &p->peers[c->peer];
     }
     for (int rank = 0; rank < p->world_size; rank++) {
-        const tr__p2p_arrival *a = *find_arrival(&p->peers[rank], c->tag);
+        const tr__p2p_op *a = find_tag(&p->peers[rank].arrived, c->tag);
         if (!a || a->number > number) continue;
         number = a->number;
         oldest = &p->peers[rank];
@@ -91,8 +82,8 @@ tr__p2p_peer *tr__p2p_peer_of(tr__p2p *p, tr_collective *c)
 static tr__p2p_op *find_receive(tr__p2p_peer *peer, int tag)
 {
     tr__p2p *p = peer->engine;
-    tr__p2p_op *own = find_posted(peer, tag), *open = find_posted(p->anyone, tag);
-    if (!open || (own && own->posted < open->posted)) return own;
+    tr__p2p_op *own = find_tag(&peer->lists[TR__P2P_POSTED], tag), *open = find_tag(&p->anyone->lists[TR__P2P_POSTED], tag);
+    if (!open || (own && own->number < open->number)) return own;
     if (!peer->by_ring && p->anyone->by_ring) { /* it is the reader's now: the threads that drive rings count it no more */
         tr__p2p_sign_off(p, open);
         p->helped -= !open->driven;
@@ -109,16 +100,6 @@ const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer)
         for (const tr__p2p_op *op = peer->lists[i].first; op; op = op->next)
             if (op->work) return op;
     return NULL;
-}
-
-tr_status tr__p2p_each(tr__p2p *p, tr_status (*look)(tr__p2p_peer *peer, tr__p2p_op *op, void *arg), void *arg)
-{
-    for (int i = 0; i < TR__P2P_LISTS * (p->world_size + 1); i++) {
-        tr__p2p_peer *peer = &p->peers[i / TR__P2P_LISTS];
-        for (tr__p2p_op *op = peer->lists[i % TR__P2P_LISTS].first; op; op = op->next)
-            if (op->work) TR__TRY(look(peer, op, arg));
-    }
-    return TR_OK;
 }
 
 tr__signature tr__p2p_call(const tr__p2p *p, const tr__p2p_op *op)
@@ -196,7 +177,7 @@ static bool fits(const tr__p2p_peer *peer, size_t bytes)
 static tr_status give_credit(tr__p2p_peer *peer)
 {
     if (peer->crediting || peer->closed || tr__p2p_left(peer)) return TR_OK;
-    const tr__p2p_arrival *oldest = peer->arrivals;
+    const tr__p2p_op *oldest = peer->arrived.first;
     while (oldest && !oldest->data) oldest = oldest->next;
     peer->crediting = true;
     return reply(peer, &(tr__p2p_frame){.type = TR__P2P_CREDITS, .dtype = TR_U8, .count = (int64_t)peer->kept,
@@ -280,17 +261,16 @@ static tr_status answer(tr__p2p_peer *peer, tr__p2p_op *op, const tr__p2p_frame 
 static void receive_into(tr__p2p_peer *peer, tr__p2p_op *op, size_t there)
 {
     append(&peer->lists[TR__P2P_CLEARED], op); /* where it is found after a failure */
-    peer->receiver = op;
-    peer->arrival = NULL;
+    peer->reading = op;
     peer->to = (char *)op->work->collective.out + there;
 }
 
 /* A new receive gets a message that has come, is coming, or was announced. */
-static tr_status deliver(tr__p2p_peer *peer, tr__p2p_op *op, tr__p2p_arrival *a)
+static tr_status deliver(tr__p2p_peer *peer, tr__p2p_op *op, const tr__p2p_op *a)
 {
     if (!a->data) return answer(peer, op, &a->frame);
-    bool coming = peer->arrival == a;
-    size_t there = coming ? a->bytes - peer->left_over : a->bytes, placed = 0;
+    bool coming = peer->reading == a;
+    size_t there = coming ? a->payload - peer->left_over : a->payload, placed = 0;
     if (coming && peer->remote) placed = tr__wire_placed(tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL));
     if (there + placed) memcpy(op->work->collective.out, a->data, there + placed);
     if (coming)
@@ -302,17 +282,18 @@ static tr_status deliver(tr__p2p_peer *peer, tr__p2p_op *op, tr__p2p_arrival *a)
 
 static tr_status begin_receive(tr__p2p_peer *peer, tr__p2p_op *op)
 {
-    tr__p2p_arrival **at = find_arrival(peer, op->work->collective.tag);
-    tr_status status = *at ? check_match(peer, op, &(*at)->frame) : TR_OK;
-    op->posted = ++peer->engine->receives;
-    if (!*at || status != TR_OK) {
+    op->frame.tag = op->work->collective.tag;
+    op->number = ++peer->engine->receives;
+    tr__p2p_op *a = find_tag(&peer->arrived, op->frame.tag);
+    tr_status status = a ? check_match(peer, op, &a->frame) : TR_OK;
+    if (!a || status != TR_OK) {
         append(&peer->lists[TR__P2P_POSTED], op);
         return status;
     }
-    bool whole = (*at)->data && *at != peer->arrival;
-    size_t bytes = (*at)->bytes;
-    status = deliver(peer, op, *at);
-    drop_arrival(peer, at);
+    bool whole = a->data && a != peer->reading;
+    size_t bytes = a->payload;
+    status = deliver(peer, op, a);
+    drop_arrival(peer, a);
     return whole ? took(peer, bytes) : status;
 }
 
@@ -344,13 +325,13 @@ static tr_status damaged(const tr__p2p_peer *peer)
 }
 
 /* Bytes for which there is no receive. */
-static tr_status keep(tr__p2p_peer *peer, tr__p2p_arrival *a, char *data)
+static tr_status keep(tr__p2p_peer *peer, tr__p2p_op *a, char *data)
 {
     a->data = data;
-    peer->kept += a->bytes;
-    peer->arrival = a;
+    peer->kept += a->payload;
+    peer->reading = a;
     peer->to = data;
-    peer->left_over = a->bytes;
+    peer->left_over = a->payload;
     return TR_OK;
 }
 
@@ -374,11 +355,10 @@ static tr_status message_comes(tr__p2p_peer *peer)
         peer->left_over = peer->bytes;
         return TR_OK;
     }
-    tr__p2p_arrival *a = malloc(sizeof *a + (eager ? peer->bytes : 0));
+    tr__p2p_op *a = malloc(sizeof *a + (eager ? peer->bytes : 0));
     if (!a) return no_memory(peer);
-    *a = (tr__p2p_arrival){.frame = *f, .number = ++peer->engine->arrivals, .bytes = peer->bytes};
-    *peer->arrivals_end = a;
-    peer->arrivals_end = &a->next;
+    *a = (tr__p2p_op){.frame = *f, .number = ++peer->engine->arrivals, .payload = peer->bytes};
+    append(&peer->arrived, a);
     if (eager) return keep(peer, a, (char *)(a + 1));
     if (!f->held || peer->told) return TR_OK;
     peer->told = true;
@@ -395,10 +375,9 @@ static tr_status data_comes(tr__p2p_peer *peer)
         peer->left_over = peer->bytes = tr__collective_bytes(&op->work->collective);
         return TR_OK;
     }
-    tr__p2p_arrival *a = peer->arrivals;
-    while (a && (a->frame.id != peer->frame.id || a->data)) a = a->next;
-    if (!a || peer->frame.type != TR__P2P_PUSH || a->bytes != peer->bytes) return damaged(peer);
-    char *data = malloc(a->bytes + 1);
+    tr__p2p_op *a = find_id(&peer->arrived, peer->frame.id);
+    if (!a || a->data || peer->frame.type != TR__P2P_PUSH || a->payload != peer->bytes) return damaged(peer);
+    char *data = malloc(a->payload + 1);
     return data ? keep(peer, a, data) : no_memory(peer);
 }
 
@@ -447,11 +426,10 @@ static tr_status frame_comes(tr__p2p_peer *peer)
 /* A frame and all that follows it is here. */
 static tr_status frame_ends(tr__p2p_peer *peer)
 {
-    tr__p2p_op *op = peer->receiver;
+    tr__p2p_op *op = peer->reading;
     peer->got = 0;
-    peer->receiver = NULL;
-    peer->arrival = NULL;
-    if (!op) return TR_OK;
+    peer->reading = NULL;
+    if (!op || !op->work) return TR_OK;
     take_out(&peer->lists[TR__P2P_CLEARED], op);
     finish(peer, op, TR_OK);
     return is_charged(peer->frame.type) ? took(peer, peer->bytes) : TR_OK;
@@ -551,11 +529,10 @@ void tr__p2p_drop_all(tr__p2p *p, tr_status (*status)(tr__p2p *p, const tr__p2p_
             take_out(list, op);
             finish(peer, op, op->work ? status(p, op) : TR_OK);
         }
-        while (peer->arrivals) drop_arrival(peer, &peer->arrivals);
+        while (peer->arrived.first) drop_arrival(peer, peer->arrived.first);
         peer->got = peer->left_over = 0;
         peer->held = 0;
-        peer->receiver = NULL;
-        peer->arrival = NULL;
+        peer->reading = NULL;
         peer->closed = true;
     }
 }

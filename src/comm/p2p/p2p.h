@@ -63,30 +63,24 @@ enum { TR__P2P_MAGIC = 0x5254 };
 
 /* ---- What the engine's files share ---------------------------------------------------------------------------------- */
 
-/* A send or receive that is under way, or a frame of the engine's own (work: NULL). In one list of its peer. */
+/* In one list of its peer: a send or receive that is under way; or, without work, a frame of the engine's own, or a message that
+ * has come and that nobody has asked for yet, of which `frame` is the peer's. */
 typedef struct tr__p2p_op {
     struct tr__p2p_op *next;
     tr_work *work;           /* one reference */
     bool driven;             /* by its caller */
     bool held, reported;
     int64_t began, deadline; /* since when it waits; 0: nobody has looked yet */
-    uint64_t posted;         /* of a receive: its number among the rank's */
-    uint64_t number;         /* of the rank's sends and receives, over rings */
-    tr__p2p_frame frame;     /* on its way */
+    uint64_t number;         /* of a receive, of a message: among the rank's receives, among all messages that have come to it */
+    uint64_t signed_as;      /* its number among the rank's sends and receives over rings, for peers that report */
+    tr__p2p_frame frame;     /* on its way; of a receive only the tag, and the id when it is known */
     size_t sent, payload;    /* of the frame and the bytes behind it; how many those are */
+    char *data;              /* of a message: these bytes; NULL: it has only been announced */
 } tr__p2p_op;
 
 typedef struct tr__p2p_ops {
     tr__p2p_op *first, *last;
 } tr__p2p_ops;
-
-typedef struct tr__p2p_arrival { /* a message that nobody has asked for yet */
-    struct tr__p2p_arrival *next;
-    tr__p2p_frame frame;
-    uint64_t number; /* among all that have come to the rank */
-    size_t bytes;
-    char *data; /* NULL: it has only been announced */
-} tr__p2p_arrival;
 
 /* OUT: frames to be written, in this order. OFFERED: sends that were announced. CLEARED: receives whose bytes are to come.
  * POSTED: receives without a message. */
@@ -99,13 +93,12 @@ typedef struct tr__p2p_peer {
     size_t eager;         /* longer messages are announced */
     bool by_ring, by_stream; /* what is with it may go through rings, through connections; both: with anyone */
     bool closed;          /* nothing comes or goes any more */
-    bool left, drained;   /* p2p_progress.c: had said goodbye before its ring was read; nothing was left in that */
+    bool drained;         /* had said goodbye before its ring was read, and nothing was in that */
     tr__shm_peer *local;  /* on this host, with our channel to it (NULL: not yet), and what it had read when we looked last; */
     tr__shm_channel *outbound;
     uint64_t read_seen;
     tr__tcp_peer *remote; /* on another host */
-    tr__p2p_ops lists[TR__P2P_LISTS];
-    tr__p2p_arrival *arrivals, **arrivals_end;
+    tr__p2p_ops lists[TR__P2P_LISTS], arrived; /* arrived: messages that nobody has asked for yet */
 
     uint64_t charged, credited; /* to us for what the peer was sent, and what of that it has received */
     uint64_t taken, returned;   /* of what the peer was charged for, what we have received, and what it knows of that */
@@ -119,8 +112,7 @@ typedef struct tr__p2p_peer {
     tr__p2p_frame frame;
     size_t got, bytes, left_over; /* of the frame; behind it; of those still to come */
     char *to;
-    tr__p2p_op *receiver;         /* it is for this one, or */
-    tr__p2p_arrival *arrival;     /* for nobody yet */
+    tr__p2p_op *reading;          /* the receive that it is for, or the message that is for nobody yet; NULL: a frame */
 } tr__p2p_peer;
 
 struct tr__p2p {
@@ -157,8 +149,6 @@ tr_status tr__p2p_write(tr__p2p_peer *peer, bool *moved);
 tr_status tr__p2p_lost(tr__p2p_peer *peer, int error);
 /* A send or receive with the peer; NULL: none is under way. */
 const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer);
-/* Calls look on every operation under way until one gives a failure. */
-tr_status tr__p2p_each(tr__p2p *p, tr_status (*look)(tr__p2p_peer *peer, tr__p2p_op *op, void *arg), void *arg);
 /* Of a send that waits because the peer does not receive: what lies there unexpected. */
 tr__held tr__p2p_unasked(const tr__p2p_peer *peer, const tr__p2p_op *op);
 /* Ends all operations by status(p), and drops what was under way. */

@@ -41,18 +41,18 @@ ssize_t tr__p2p_get(tr__p2p_peer *peer, void *to, size_t bytes)
 void tr__p2p_sign(const tr__p2p *p, tr__p2p_op *op)
 {
     tr__shm_control *control = p->shm->control;
-    op->number = atomic_load_explicit(&control->transfers, memory_order_relaxed) + 1;
-    tr__shm_transfer *transfer = &control->transfer[op->number & 1];
+    op->signed_as = atomic_load_explicit(&control->transfers, memory_order_relaxed) + 1;
+    tr__shm_transfer *transfer = &control->transfer[op->signed_as & 1];
     atomic_store_explicit(&transfer->entered, tr__shm_entered(control), memory_order_relaxed);
     tr__shm_sign(&transfer->call, transfer->file, &op->work->collective, 0);
-    atomic_store_explicit(&control->transfers, op->number, memory_order_release);
+    atomic_store_explicit(&control->transfers, op->signed_as, memory_order_release);
 }
 
 void tr__p2p_sign_off(const tr__p2p *p, const tr__p2p_op *op)
 {
     tr__shm_control *control = p->shm->control;
-    if (op->number == atomic_load_explicit(&control->transfers, memory_order_relaxed))
-        atomic_store_explicit(&control->transferred, op->number, memory_order_release);
+    if (op->signed_as == atomic_load_explicit(&control->transfers, memory_order_relaxed))
+        atomic_store_explicit(&control->transferred, op->signed_as, memory_order_release);
 }
 
 bool tr__p2p_left(const tr__p2p_peer *peer)
@@ -69,10 +69,10 @@ tr_status tr__p2p_check_peers(const tr__p2p_peer *peer, int timeout_ms)
 /* What there is to say of a receive that waits for a message from any rank. */
 static int describe_anyone(const tr__p2p *p, char name[TR__P2P_NAME], char state[TR__P2P_STATE])
 {
-    const tr__p2p_arrival *oldest = NULL;
+    const tr__p2p_op *oldest = NULL;
     int from = 0;
     for (int rank = 0; rank < p->world_size; rank++) {
-        const tr__p2p_arrival *a = p->peers[rank].arrivals;
+        const tr__p2p_op *a = p->peers[rank].arrived.first;
         if (!a || (oldest && oldest->number < a->number)) continue;
         oldest = a;
         from = rank;

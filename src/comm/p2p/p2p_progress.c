@@ -124,9 +124,17 @@ static tr_status check_anyone(tr__p2p *p, const tr__p2p_op *op)
         tr__signature_text(&call, text));
 }
 
-static tr_status look(tr__p2p_peer *peer, tr__p2p_op *op, void *arg)
+static tr_status left_early(const tr__p2p_peer *peer, const tr__p2p_op *op)
 {
-    patience *w = arg;
+    char text[TR__CALL_TEXT];
+    tr__signature call = tr__p2p_call(peer->engine, op);
+    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s', but %s needs it", peer->rank, peer->local->pid,
+        peer->engine->group, tr__signature_text(&call, text));
+}
+
+static tr_status look(tr__p2p_peer *peer, tr__p2p_op *op, patience *w)
+{
+    if (peer->local && is_gone(peer)) return left_early(peer, op); /* of connections, who reads them finds out */
     int64_t timeout_ns = (int64_t)op->work->collective.timeout_ms * 1000000;
     int64_t report_ns = (int64_t)peer->engine->report_ms * 1000000;
     if (!op->began) {
@@ -166,7 +174,11 @@ static tr_status look_at_all(tr__p2p *p, patience *w)
 {
     *w = (patience){.now = tr__now_ns()};
     w->next = w->now + LOOK_MS * (int64_t)1000000;
-    TR__TRY(tr__p2p_each(p, look, w));
+    for (int i = 0; i < TR__P2P_LISTS * (p->world_size + 1); i++) {
+        tr__p2p_peer *peer = &p->peers[i / TR__P2P_LISTS];
+        for (tr__p2p_op *op = peer->lists[i % TR__P2P_LISTS].first; op; op = op->next)
+            if (op->work) TR__TRY(look(peer, op, w));
+    }
     bool long_since = p->tcp && w->stuck && w->now - w->stuck->began >= tr__tcp_announce_ms(p->tcp) * (int64_t)1000000;
     tell_other_hosts(p, long_since ? w->stuck : NULL);
     if (w->held.bytes || p->holder) tr__recorder_held(p->recorder, w->held.bytes ? &w->held : NULL);
@@ -176,31 +188,19 @@ static tr_status look_at_all(tr__p2p *p, patience *w)
 
 /* ---- Over rings: a round of work ---------------------------------------------------------------------------------- */
 
-static tr_status look_for_left(tr__p2p_peer *peer, tr__p2p_op *op, void *arg)
-{
-    char text[TR__CALL_TEXT];
-    (void)arg;
-    if (!peer->left) return TR_OK;
-    tr__signature call = tr__p2p_call(peer->engine, op);
-    return tr__fail(TR_PEER, "rank %d (pid %ld) left group '%s', but %s needs it", peer->rank, peer->local->pid,
-        peer->engine->group, tr__signature_text(&call, text));
-}
-
 /* Who has left is seen before the rings are read to the end. */
 static tr_status advance(tr__p2p *p, bool *moved)
 {
-    bool left = false;
     for (int rank = 0; rank < p->world_size; rank++) {
         tr__p2p_peer *peer = &p->peers[rank];
         if (!peer->local) continue;
-        bool any = false;
-        left |= peer->left = tr__p2p_left(peer);
+        bool any = false, left = tr__p2p_left(peer);
         TR__TRY(tr__p2p_read(peer, &any));
-        peer->drained = peer->left && !any;
+        if (left && !any && !peer->drained) any = peer->drained = true; /* whoever waits for it looks again */
         TR__TRY(tr__p2p_write(peer, &any));
         *moved |= any;
     }
-    return left && !*moved ? tr__p2p_each(p, look_for_left, NULL) : TR_OK;
+    return TR_OK;
 }
 
 static bool work_once(tr__p2p *p)
@@ -445,11 +445,10 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
         bool other = rank != p->rank, local = place >= 0;
         p->peers[rank] = (tr__p2p_peer){.engine = p, .rank = rank, .eager = local ? RING_EAGER : PTRDIFF_MAX,
             .by_ring = other && local, .by_stream = other && !local, .local = other && local ? &shm->peers[place] : NULL,
-            .remote = other && !local ? &tcp->peers[rank] : NULL, .arrivals_end = &p->peers[rank].arrivals};
+            .remote = other && !local ? &tcp->peers[rank] : NULL};
     }
     p->anyone = &p->peers[world];
-    *p->anyone = (tr__p2p_peer){.engine = p, .rank = TR_ANY_SOURCE, .by_ring = shm != NULL, .by_stream = tcp != NULL,
-        .arrivals_end = &p->anyone->arrivals};
+    *p->anyone = (tr__p2p_peer){.engine = p, .rank = TR_ANY_SOURCE, .by_ring = shm != NULL, .by_stream = tcp != NULL};
     *engine = p;
     return TR_OK;
 }
