@@ -30,25 +30,12 @@ tr_status tr__hierarchy_across(const tr__hierarchy_call *k, tr_collective part, 
     return tr__tcp_run_part(h->tcp, &part, &subset);
 }
 
-tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, tr_collective part)
-{
-    const tr__hosts *hosts = &k->h->hosts;
-    for (int host = 0; host < hosts->count; host++) k->h->subset[host] = tr__hosts_ranks(hosts, host)[k->h->place];
-    return tr__hierarchy_across(k, part, hosts->count);
-}
+/* ---- Rails ------------------------------------------------------------------------------------------------------- */
 
 /* Does the call have a root? Then that leads its host, so that nothing goes a longer way than it must. */
 static bool rooted(const tr_collective *c)
 {
     return tr__kind_of(c->kind)->from_root || tr__kind_of(c->kind)->to_root;
-}
-
-tr_status tr__hierarchy_leaders(const tr__hierarchy_call *k, tr_collective part)
-{
-    const tr__hosts *hosts = &k->h->hosts;
-    for (int host = 0; host < hosts->count; host++) k->h->subset[host] = tr__hosts_ranks(hosts, host)[0];
-    if (rooted(k->c)) k->h->subset[hosts->host[k->c->root]] = k->c->root;
-    return tr__hierarchy_across(k, part, hosts->count);
 }
 
 int tr__hierarchy_leader(const tr__hierarchy_call *k)
@@ -57,8 +44,6 @@ int tr__hierarchy_leader(const tr__hierarchy_call *k)
     return rooted(k->c) && hosts->host[k->c->root] == k->h->host ? hosts->place[k->c->root] : 0;
 }
 
-/* ---- Shares ------------------------------------------------------------------------------------------------------ */
-
 int tr__hierarchy_rails(const tr__hierarchy_call *k, int64_t bytes, bool whole_blocks)
 {
     const tr__hosts *hosts = &k->h->hosts;
@@ -66,15 +51,37 @@ int tr__hierarchy_rails(const tr__hierarchy_call *k, int64_t bytes, bool whole_b
     return bytes >= TR__RAIL_BYTES && fits ? hosts->least : 1;
 }
 
+tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, int rails, tr_collective part)
+{
+    const tr__hosts *hosts = &k->h->hosts;
+    int place = k->h->place;
+    if (rails > 1 ? place >= rails : place != tr__hierarchy_leader(k)) return TR_OK;
+    for (int host = 0; host < hosts->count; host++) k->h->subset[host] = tr__hosts_ranks(hosts, host)[rails > 1 ? place : 0];
+    if (rails == 1 && rooted(k->c)) k->h->subset[hosts->host[k->c->root]] = k->c->root;
+    return tr__hierarchy_across(k, part, hosts->count);
+}
+
 tr__range tr__hierarchy_share(const tr__hierarchy_call *k, int rails, int64_t count)
 {
     tr__hierarchy *h = k->h;
+    int first = rails == 1 ? tr__hierarchy_leader(k) : 0;
     for (int place = 0; place < tr__hosts_size(&h->hosts, h->host); place++) {
-        tr__range share = place < rails ? tr__slice(count, k->size, rails, place) : (tr__range){count, count};
+        bool rides = place >= first && place < first + rails;
+        tr__range share = rides ? tr__slice(count, k->size, rails, place - first) : (tr__range){count, count};
         h->counts[place] = tr__length(share);
         h->offsets[place] = share.begin;
     }
     return (tr__range){h->offsets[h->place], h->offsets[h->place] + h->counts[h->place]};
+}
+
+tr_status tr__hierarchy_spread(const tr__hierarchy_call *k, int rails, const void *mine)
+{
+    const tr__hierarchy *h = k->h;
+    if (rails == 1)
+        return tr__hierarchy_within(k, (tr_collective){.kind = TR_BROADCAST, .in = mine, .out = k->c->out, .count = k->c->count,
+            .root = tr__hierarchy_leader(k)});
+    return tr__hierarchy_within(k, (tr_collective){.kind = TR_ALL_GATHER_V, .in = mine, .out = k->c->out,
+        .count = h->counts[h->place], .out_counts = h->counts, .out_offsets = h->offsets});
 }
 
 /* ---- The call ---------------------------------------------------------------------------------------------------- */
@@ -83,7 +90,7 @@ static tr_status barrier(const tr__hierarchy_call *k)
 {
     tr_collective part = {.kind = TR_BARRIER};
     TR__TRY(tr__hierarchy_within(k, part));
-    if (k->h->place == 0) TR__TRY(tr__hierarchy_leaders(k, part));
+    TR__TRY(tr__hierarchy_rail(k, 1, part));
     return tr__hierarchy_within(k, part);
 }
 

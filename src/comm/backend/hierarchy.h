@@ -48,15 +48,17 @@ typedef struct tr__hierarchy_call {
 tr_status tr__hierarchy_within(const tr__hierarchy_call *k, tr_collective part);
 /* A part among h->subset[0 … members - 1]; roots and blocks go by their places there. */
 tr_status tr__hierarchy_across(const tr__hierarchy_call *k, tr_collective part, int members);
-/* A part among the ranks with our place on their hosts; a part among the hosts' leaders. */
-tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, tr_collective part);
-tr_status tr__hierarchy_leaders(const tr__hierarchy_call *k, tr_collective part);
+/* How many rails a call takes that moves so many bytes; `whole_blocks`: each carries the blocks of its own ranks. Rail i joins the
+ * i-th ranks of all hosts; if there is but one, it joins the hosts' leaders. */
+int tr__hierarchy_rails(const tr__hierarchy_call *k, int64_t bytes, bool whole_blocks);
 /* The place on our host of its leader: the root's if it is there, else 0. */
 int tr__hierarchy_leader(const tr__hierarchy_call *k);
-/* How many rails a call takes that moves so many bytes; `whole_blocks`: each carries the blocks of its own ranks. */
-int tr__hierarchy_rails(const tr__hierarchy_call *k, int64_t bytes, bool whole_blocks);
+/* A part among the ranks of our rail; nothing for a rank that is on none. */
+tr_status tr__hierarchy_rail(const tr__hierarchy_call *k, int rails, tr_collective part);
 /* Shares count elements out among the rails: h->counts and h->offsets of the ranks of this host. Returns our share. */
 tr__range tr__hierarchy_share(const tr__hierarchy_call *k, int rails, int64_t count);
+/* The rails of this host have their shares of the output, at `mine`, and give them to all of its ranks. */
+tr_status tr__hierarchy_spread(const tr__hierarchy_call *k, int rails, const void *mine);
 
 static inline char *tr__hierarchy_at(const tr__hierarchy_call *k, const void *buffer, int64_t element)
 {

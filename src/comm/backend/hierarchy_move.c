@@ -18,27 +18,16 @@ static tr_status broadcast(const tr__hierarchy_call *k)
 {
     const tr_collective *c = k->c;
     tr__hierarchy *h = k->h;
-    int root_host = h->hosts.host[c->root], leader = tr__hierarchy_leader(k);
-    int rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
+    int root_host = h->hosts.host[c->root], rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
+    bool at_root = h->host == root_host, shared = rails > 1;
     const void *in = h->rank == c->root ? c->in : c->out;
-    tr_collective whole = {.kind = TR_BROADCAST, .in = in, .out = c->out, .count = c->count};
-    if (rails == 1) {
-        whole.root = root_host;
-        if (h->place == leader) TR__TRY(tr__hierarchy_leaders(k, whole));
-        whole.root = leader;
-        return tr__hierarchy_within(k, whole);
-    }
-    whole.root = leader;
-    if (h->host == root_host) TR__TRY(tr__hierarchy_within(k, whole));
+    if (shared && at_root) TR__TRY(tr__hierarchy_spread(k, 1, in)); /* the rails send what they get now */
     tr__range share = tr__hierarchy_share(k, rails, c->count);
-    int64_t count = tr__length(share);
     void *mine = tr__hierarchy_at(k, c->out, share.begin);
-    if (count)
-        TR__TRY(tr__hierarchy_rail(k,
-            (tr_collective){.kind = TR_BROADCAST, .in = mine, .out = mine, .count = count, .root = root_host}));
-    if (h->host == root_host) return TR_OK;
-    return tr__hierarchy_within(k, (tr_collective){.kind = TR_ALL_GATHER_V, .in = mine, .out = c->out, .count = count,
-        .out_counts = h->counts, .out_offsets = h->offsets});
+    if (shared) in = mine;
+    TR__TRY(tr__hierarchy_rail(k, rails,
+        (tr_collective){.kind = TR_BROADCAST, .in = in, .out = mine, .count = tr__length(share), .root = root_host}));
+    return shared && at_root ? TR_OK : tr__hierarchy_spread(k, rails, in);
 }
 
 /* ---- all_gather -------------------------------------------------------------------------------------------------- */
@@ -70,7 +59,7 @@ static tr_status all_gather_by_rails(const tr__hierarchy_call *k)
     list_blocks(k, h->subset, hosts->count, true);
     tr_collective part = {.kind = TR_ALL_GATHER_V, .in = c->in, .out = c->out, .count = c->count,
         .out_counts = h->counts, .out_offsets = h->offsets};
-    TR__TRY(tr__hierarchy_rail(k, part));
+    TR__TRY(tr__hierarchy_across(k, part, hosts->count));
     for (int host = 0; host < hosts->count; host++) {
         list_blocks(k, tr__hosts_ranks(hosts, host), hosts->least, true);
         part.count = h->counts[h->place];
@@ -134,10 +123,9 @@ static tr_status all_gather_by_leaders(const tr__hierarchy_call *k)
     const int64_t *counts = h->counts + h->hosts.first[h->host], *offsets = h->offsets + h->hosts.first[h->host];
     TR__TRY(tr__hierarchy_within(k, (tr_collective){.kind = TR_GATHER_V, .in = c->in, .out = packed, .count = c->count,
         .out_counts = counts, .out_offsets = offsets}));
-    if (h->place == 0)
-        TR__TRY(tr__hierarchy_leaders(k, (tr_collective){.kind = TR_ALL_GATHER_V, .out = packed,
-            .in = tr__hierarchy_at(k, packed, h->more_offsets[h->host]), .count = h->more_counts[h->host],
-            .out_counts = h->more_counts, .out_offsets = h->more_offsets}));
+    TR__TRY(tr__hierarchy_rail(k, 1, (tr_collective){.kind = TR_ALL_GATHER_V, .out = packed,
+        .in = tr__hierarchy_at(k, packed, h->more_offsets[h->host]), .count = h->more_counts[h->host],
+        .out_counts = h->more_counts, .out_offsets = h->more_offsets}));
     TR__TRY(tr__hierarchy_within(k, (tr_collective){.kind = TR_BROADCAST, .in = packed, .out = packed, .count = all}));
     if (!ordered) unpack(k, packed);
     return TR_OK;

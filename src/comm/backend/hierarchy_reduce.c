@@ -14,19 +14,17 @@
 
 #include <string.h>
 
-/* Folds within the host; rail i holds its share of the result at `mine`. */
-static tr_status fold_shares(const tr__hierarchy_call *k, tr__range share, void *mine)
+/* Folds within the host: rail i holds its share of the sum of `all` elements at `mine`. */
+static tr_status fold(const tr__hierarchy_call *k, int rails, int64_t all, void *mine)
 {
     const tr_collective *c = k->c;
+    const tr__hierarchy *h = k->h;
+    int leader = tr__hierarchy_leader(k);
+    if (rails == 1)
+        return tr__hierarchy_within(k, (tr_collective){.kind = TR_REDUCE, .in = c->in, .op = c->op, .count = all,
+            .out = h->place == leader ? mine : NULL, .root = leader});
     return tr__hierarchy_within(k, (tr_collective){.kind = TR_REDUCE_SCATTER, .in = c->in, .out = mine, .op = c->op,
-        .count = tr__length(share), .in_counts = k->h->counts, .in_offsets = k->h->offsets});
-}
-
-/* Folds all within the host; its leader has the result. */
-static tr_status fold_all(const tr__hierarchy_call *k, int64_t count, void *at_leader)
-{
-    return tr__hierarchy_within(k, (tr_collective){.kind = TR_REDUCE, .in = k->c->in, .op = k->c->op, .count = count,
-        .out = k->h->place == tr__hierarchy_leader(k) ? at_leader : NULL, .root = tr__hierarchy_leader(k)});
+        .count = h->counts[h->place], .in_counts = h->counts, .in_offsets = h->offsets});
 }
 
 /* The average is a sum until all is folded. */
@@ -35,73 +33,40 @@ static void divide(const tr__hierarchy_call *k, void *sum, int64_t count)
     if (k->averages) tr__narrow(k->c->dtype, TR_AVG, k->h->hosts.world_size, sum, sum, count);
 }
 
-/* ---- all_reduce -------------------------------------------------------------------------------------------------- */
-
-static tr_status all_reduce_by_leaders(const tr__hierarchy_call *k)
-{
-    const tr_collective *c = k->c;
-    tr_collective across = {.kind = TR_ALL_REDUCE, .in = c->out, .out = c->out, .count = c->count, .op = c->op};
-    TR__TRY(fold_all(k, c->count, c->out));
-    if (k->h->place == 0) {
-        TR__TRY(tr__hierarchy_leaders(k, across));
-        divide(k, c->out, c->count);
-    }
-    return tr__hierarchy_within(k, (tr_collective){.kind = TR_BROADCAST, .in = c->out, .out = c->out, .count = c->count});
-}
+/* ---- all_reduce, reduce ------------------------------------------------------------------------------------------ */
 
 static tr_status all_reduce(const tr__hierarchy_call *k)
 {
     const tr_collective *c = k->c;
     int rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
-    if (rails == 1) return all_reduce_by_leaders(k);
     tr__range share = tr__hierarchy_share(k, rails, c->count);
     int64_t count = tr__length(share);
     void *mine = tr__hierarchy_at(k, c->out, share.begin);
-    TR__TRY(fold_shares(k, share, mine));
-    if (count)
-        TR__TRY(tr__hierarchy_rail(k,
-            (tr_collective){.kind = TR_ALL_REDUCE, .in = mine, .out = mine, .count = count, .op = c->op}));
+    TR__TRY(fold(k, rails, c->count, mine));
+    TR__TRY(tr__hierarchy_rail(k, rails,
+        (tr_collective){.kind = TR_ALL_REDUCE, .in = mine, .out = mine, .count = count, .op = c->op}));
     divide(k, mine, count);
-    return tr__hierarchy_within(k, (tr_collective){.kind = TR_ALL_GATHER_V, .in = mine, .out = c->out, .count = count,
-        .out_counts = k->h->counts, .out_offsets = k->h->offsets});
+    return tr__hierarchy_spread(k, rails, mine);
 }
 
-/* ---- reduce ------------------------------------------------------------------------------------------------------ */
-
-static tr_status reduce_by_leaders(const tr__hierarchy_call *k)
-{
-    const tr_collective *c = k->c;
-    const tr__hierarchy *h = k->h;
-    char *mine = c->out;
-    bool leads = h->place == tr__hierarchy_leader(k);
-    if (leads && h->rank != c->root) {
-        TR__TRY(tr__memory_need(&k->h->partial, tr__collective_bytes(c)));
-        mine = h->partial.at;
-    }
-    TR__TRY(fold_all(k, c->count, mine));
-    if (!leads) return TR_OK;
-    TR__TRY(tr__hierarchy_leaders(k, (tr_collective){.kind = TR_REDUCE, .in = mine, .out = mine, .count = c->count,
-        .op = c->op, .root = h->hosts.host[c->root]}));
-    if (h->rank == c->root) divide(k, c->out, c->count);
-    return TR_OK;
-}
-
+/* A leader that is the root has the result where it is to be. */
 static tr_status reduce(const tr__hierarchy_call *k)
 {
     const tr_collective *c = k->c;
     const tr__hierarchy *h = k->h;
     int root_host = h->hosts.host[c->root], rails = tr__hierarchy_rails(k, c->count * (int64_t)k->size, false);
-    if (rails == 1) return reduce_by_leaders(k);
-    tr__range share = tr__hierarchy_share(k, rails, c->count);
-    int64_t count = tr__length(share);
-    TR__TRY(tr__memory_need(&k->h->partial, (size_t)count * k->size));
-    char *mine = h->partial.at;
-    TR__TRY(fold_shares(k, share, mine));
-    if (count)
-        TR__TRY(tr__hierarchy_rail(k, (tr_collective){.kind = TR_REDUCE, .in = mine, .out = mine, .count = count,
-            .op = c->op, .root = root_host}));
-    divide(k, mine, count);
+    int64_t count = tr__length(tr__hierarchy_share(k, rails, c->count));
+    char *mine = c->out;
+    if (rails > 1 || h->rank != c->root) {
+        TR__TRY(tr__memory_need(&k->h->partial, (size_t)count * k->size));
+        mine = h->partial.at;
+    }
+    TR__TRY(fold(k, rails, c->count, mine));
+    TR__TRY(tr__hierarchy_rail(k, rails,
+        (tr_collective){.kind = TR_REDUCE, .in = mine, .out = mine, .count = count, .op = c->op, .root = root_host}));
     if (h->host != root_host) return TR_OK;
+    divide(k, mine, count);
+    if (rails == 1) return TR_OK;
     return tr__hierarchy_within(k, (tr_collective){.kind = TR_GATHER_V, .in = mine, .out = c->out, .count = count,
         .root = h->hosts.place[c->root], .out_counts = h->counts, .out_offsets = h->offsets});
 }
@@ -133,11 +98,11 @@ static tr_status reduce_scatter_by_leaders(const tr__hierarchy_call *k)
         TR__TRY(tr__memory_need(&k->h->packed, packed));
         sum = tr__hierarchy_at(k, k->h->partial.at, all);
     }
-    TR__TRY(fold_all(k, all, k->h->partial.at));
+    TR__TRY(fold(k, 1, all, k->h->partial.at));
     if (leads) {
         if (packed && hosts->most > hosts->least) memset(k->h->packed.at, 0, packed);
         pack(k, k->h->partial.at, k->h->packed.at);
-        TR__TRY(tr__hierarchy_leaders(k, (tr_collective){.kind = TR_REDUCE_SCATTER, .in = k->h->packed.at, .out = sum,
+        TR__TRY(tr__hierarchy_rail(k, 1, (tr_collective){.kind = TR_REDUCE_SCATTER, .in = k->h->packed.at, .out = sum,
             .count = most, .op = c->op}));
         divide(k, sum, most);
     }
@@ -150,17 +115,17 @@ static tr_status reduce_scatter(const tr__hierarchy_call *k)
     const tr_collective *c = k->c;
     tr__hierarchy *h = k->h;
     const tr__hosts *hosts = &h->hosts;
-    if (tr__hierarchy_rails(k, c->count * hosts->world_size * (int64_t)k->size, true) == 1)
-        return reduce_scatter_by_leaders(k);
+    int rails = tr__hierarchy_rails(k, c->count * hosts->world_size * (int64_t)k->size, true);
+    if (rails == 1) return reduce_scatter_by_leaders(k);
     TR__TRY(tr__memory_need(&h->partial, tr__collective_bytes(c) * (size_t)hosts->count));
     for (int host = 0; host < hosts->count; host++) {
-        for (int place = 0; place < hosts->least; place++) {
+        for (int place = 0; place < rails; place++) {
             h->counts[place] = c->count;
             h->offsets[place] = c->count * tr__hosts_ranks(hosts, host)[place];
         }
-        TR__TRY(fold_shares(k, (tr__range){0, c->count}, tr__hierarchy_at(k, h->partial.at, c->count * host)));
+        TR__TRY(fold(k, rails, c->count * rails, tr__hierarchy_at(k, h->partial.at, c->count * host)));
     }
-    TR__TRY(tr__hierarchy_rail(k, (tr_collective){.kind = TR_REDUCE_SCATTER, .in = h->partial.at, .out = c->out,
+    TR__TRY(tr__hierarchy_rail(k, rails, (tr_collective){.kind = TR_REDUCE_SCATTER, .in = h->partial.at, .out = c->out,
         .count = c->count, .op = c->op}));
     divide(k, c->out, c->count);
     return TR_OK;
