@@ -364,6 +364,37 @@ char *tr__collective_text(const tr_collective *c, int world_size, uint64_t seque
     return tr__signature_text(&signature, text);
 }
 
+/* Whoever reads may find out by a mark before or behind all this that it has changed: so nothing passes these stores and loads. */
+#define PUT(word, value) atomic_store_explicit(&(word), (value), memory_order_release)
+#define GET(word) atomic_load_explicit(&(word), memory_order_acquire)
+
+void tr__call_write(tr__call_words *w, _Atomic uint64_t *file, size_t file_bytes, const tr_collective *c, uint32_t flags)
+{
+    PUT(w->what, (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16 | flags);
+    PUT(w->rank, tr__kind_of(c->kind)->point_to_point ? c->peer : c->root);
+    PUT(w->tag, c->tag);
+    PUT(w->line, c->line);
+    PUT(w->count, c->count);
+    uint64_t text[TR__PLACE_TEXT / 8] = {0};
+    const char *place = tr__place_text(c->file, file_bytes);
+    size_t used = strlen(place);
+    memcpy(text, place, used);
+    for (size_t i = 0; i <= used / 8; i++) PUT(file[i], text[i]); /* to its end: what is behind that is not looked at */
+}
+
+tr__signature tr__call_read(const tr__call_words *w, const _Atomic uint64_t *file, size_t file_bytes)
+{
+    uint32_t what = GET(w->what);
+    uint64_t text[TR__PLACE_TEXT / 8];
+    for (size_t i = 0; i < file_bytes / 8; i++) text[i] = GET(file[i]);
+    tr__signature s = {.kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff, .tag = GET(w->tag),
+        .line = GET(w->line), .count = GET(w->count)};
+    s.root = s.peer = GET(w->rank);
+    memcpy(s.file, text, file_bytes);
+    s.file[file_bytes - 1] = 0;
+    return s;
+}
+
 tr_status tr__call_mismatch(const char *group, int of_a, const tr__signature *a, int of_b, const tr__signature *b)
 {
     char call_a[TR__CALL_TEXT], call_b[TR__CALL_TEXT];

@@ -8,6 +8,8 @@
 
 #include <trireme/comm.h>
 
+#include <stdatomic.h>
+
 enum { TR__PLACE_TEXT = 64, TR__CALL_TEXT = 192 };
 
 /* ---- A call ------------------------------------------------------------------------------------------------------ */
@@ -70,6 +72,18 @@ char *tr__signature_text(const tr__signature *signature, char text[TR__CALL_TEXT
 char *tr__collective_text(const tr_collective *c, int world_size, uint64_t sequence, char text[TR__CALL_TEXT]);
 /* The end of a path that fits in so many bytes with its NUL, from its last directories on; "" for NULL. */
 const char *tr__place_text(const char *file, size_t room);
+
+/* A call as other processes read it, while its rank may be writing it. Beside it, in words, is the end of the caller's path. */
+typedef struct tr__call_words {
+    _Atomic uint32_t what; /* kind, dtype and op, a byte each from the lowest, and flags */
+    _Atomic int32_t rank;  /* the root, or the peer of a send or recv */
+    _Atomic int32_t tag, line;
+    _Atomic int64_t count;
+} tr__call_words;
+
+void tr__call_write(tr__call_words *words, _Atomic uint64_t *file, size_t file_bytes, const tr_collective *c, uint32_t flags);
+/* All but its sequence and layout. What is there may be anything: kind, dtype and op are 0 … 255. */
+tr__signature tr__call_read(const tr__call_words *words, const _Atomic uint64_t *file, size_t file_bytes);
 
 /* TR_MISMATCH: rank `of_a`'s call a differs from rank of_b's call b. */
 tr_status tr__call_mismatch(const char *group, int of_a, const tr__signature *a, int of_b, const tr__signature *b);

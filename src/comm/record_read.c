@@ -97,16 +97,6 @@ static void copy_text(char *to, const char *from, size_t bytes)
     tr_printable(to);
 }
 
-static void copy_words(char *to, const _Atomic uint64_t *from, size_t bytes)
-{
-    char text[TR__RECORD_FAILURE];
-    for (size_t i = 0; i < bytes / 8; i++) {
-        uint64_t word = GET(from[i]);
-        memcpy(text + 8 * i, &word, 8);
-    }
-    copy_text(to, text, bytes);
-}
-
 /* A time that can be reckoned with; 0, "not yet", for any other. */
 static int64_t moment(int64_t ns)
 {
@@ -119,17 +109,12 @@ static bool read_call(const tr__record_entry *e, tr__record_call *call)
     uint64_t mark = GET(e->mark);
     if (mark == 0 || mark % 2) return false;
     tr__signature *s = &call->signature;
-    uint32_t what = GET(e->what);
-    *s = (tr__signature){.kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
+    *s = tr__call_read(&e->call, e->file, sizeof e->file);
+    tr_printable(s->file);
     if ((unsigned)s->kind >= TR__KINDS || (unsigned)s->dtype >= TR_DTYPE_COUNT ||
         (unsigned)s->op >= TR_REDUCE_OP_COUNT)
         return false;
-    s->root = s->peer = GET(e->rank);
-    s->tag = GET(e->tag);
-    s->line = GET(e->line);
-    s->count = GET(e->count);
     s->sequence = tr__kind_of(s->kind)->point_to_point ? 0 : GET(e->sequence);
-    copy_words(s->file, e->file, sizeof e->file);
     call->id = mark / 2 - 1;
     call->ended = moment(GET(e->ended));
     call->status = GET(e->status);
@@ -185,7 +170,9 @@ static void read_header(const mapping *m, tr__record *r)
     uint32_t state = GET(h->state);
     r->state = state <= TR__RECORD_FAILED ? (tr__record_state)state : TR__RECORD_JOINED;
     r->failed = moment(GET(h->failed));
-    if (r->failed) copy_words(r->failure, h->failure, sizeof r->failure);
+    uint64_t words[TR__RECORD_FAILURE / 8];
+    for (size_t i = 0; i < TR__RECORD_FAILURE / 8; i++) words[i] = GET(h->failure[i]);
+    if (r->failed) copy_text(r->failure, (char *)words, sizeof r->failure);
     r->held = (tr__held){GET(h->held_rank), GET(h->held_tag), GET(h->held_bytes)};
     if (r->held.rank < 0 || r->held.rank >= r->world_size) r->held = (tr__held){0};
 }

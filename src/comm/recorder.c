@@ -25,15 +25,13 @@ typedef struct record_file {
     int fd;                  /* kept: /proc/PID/fd lets readers in where /proc/PID/map_files asks for privileges */
     int users;
     size_t stride;           /* from record to record */
-    tr__record_header **all; /* [count] */
-    bool *taken;
+    tr__record_header **all; /* [count]; of one that is free the process is 0 */
     int count;
     uint64_t pid_start;
 } record_file;
 
 struct tr__recorder {
     record_file *file;
-    int number;              /* of the record in the file */
     tr__record_header *header;
     tr__record_entry *entries;
     tr__record_peer *peers;
@@ -59,9 +57,7 @@ static int grow(record_file *f, int count)
     size_t all = (size_t)(f->count + count), begin = (size_t)f->count * f->stride, bytes = (size_t)count * f->stride;
     tr__record_header **records = realloc(f->all, all * sizeof *records);
     if (records) f->all = records;
-    bool *taken = realloc(f->taken, all * sizeof *taken);
-    if (taken) f->taken = taken;
-    if (!records || !taken) return ENOMEM;
+    if (!records) return ENOMEM;
     while ((error = posix_fallocate(f->fd, (off_t)begin, (off_t)bytes)) == EINTR) continue;
     if (error) return error;
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, (off_t)begin);
@@ -69,7 +65,6 @@ static int grow(record_file *f, int count)
     for (int i = 0; i < count; i++) {
         char *record = memory + (size_t)i * f->stride;
         f->all[f->count + i] = (tr__record_header *)record;
-        f->taken[f->count + i] = false;
         /* What is written of a group that is made, of its first calls and of its ranks: few groups ever fill their record. */
         tr__pages_map(record, FIRST_BYTES);
         tr__pages_map(record + PEERS_AT, f->stride - PEERS_AT);
@@ -88,7 +83,6 @@ static void let_go(record_file *f)
     if (f->fd >= 0) close(f->fd);
     pthread_mutex_destroy(&f->lock);
     free(f->all);
-    free(f->taken);
     free(f);
 }
 
@@ -115,12 +109,11 @@ static int take_record(record_file *f, tr__recorder *r)
 {
     int number = 0, error = 0;
     pthread_mutex_lock(&f->lock);
-    while (number < f->count && f->taken[number]) number++;
+    while (number < f->count && f->all[number]->pid) number++;
     if (number == f->count) error = grow(f, number ? MORE_RECORDS : 1);
     if (!error) {
-        f->taken[number] = true;
-        r->number = number;
         r->header = f->all[number];
+        r->header->pid = getpid();
         r->entries = (tr__record_entry *)(r->header + 1);
         r->peers = (tr__record_peer *)((char *)r->header + PEERS_AT);
     }
@@ -139,7 +132,6 @@ static void fill_header(tr__recorder *r, const tr__recorder_options *o)
     h->entry_bytes = sizeof *r->entries;
     h->entry_count = TR__RECORD_ENTRIES;
     h->peer_bytes = sizeof *r->peers;
-    h->pid = getpid();
     h->parent = getppid();
     h->rank = o->rank;
     h->world_size = o->world_size;
@@ -190,9 +182,8 @@ void tr__recorder_close(tr__recorder *r)
         memset(r->header->magic, 0, sizeof r->header->magic);
         memset(r->entries, 0, (next < TR__RECORD_ENTRIES ? next : TR__RECORD_ENTRIES) * sizeof *r->entries);
         memset(r->peers, 0, (size_t)r->header->world_size * sizeof *r->peers);
-        memset(r->header, 0, sizeof *r->header);
         pthread_mutex_lock(&r->file->lock);
-        r->file->taken[r->number] = false;
+        memset(r->header, 0, sizeof *r->header); /* and free again */
         pthread_mutex_unlock(&r->file->lock);
     }
     if (r->file) let_go(r->file);
@@ -217,22 +208,6 @@ void tr__recorder_peer(tr__recorder *r, int rank, long pid, const char *host)
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
 
-/* As many words as the text and its NUL need. */
-static void put_words(_Atomic uint64_t *words, const uint64_t *text, size_t length)
-{
-    for (size_t i = 0; i <= length / 8; i++) PUT(words[i], text[i]);
-}
-
-/* The end of a path that fits, from its last directories on. */
-static void put_place(tr__record_entry *e, const char *file)
-{
-    uint64_t words[TR__RECORD_FILE / 8] = {0};
-    const char *place = tr__place_text(file, TR__RECORD_FILE);
-    size_t length = strlen(place);
-    memcpy(words, place, length);
-    put_words(e->file, words, length);
-}
-
 /* The entry for a new call: the oldest that is not under way. Returns its id, or UINT64_MAX when all are. */
 static uint64_t take_entry(tr__recorder *r, tr__record_entry **entry)
 {
@@ -250,19 +225,13 @@ static uint64_t write_entry(tr__recorder *r, const tr_collective *c, uint64_t se
     tr__record_entry *e;
     uint64_t id = take_entry(r, &e);
     if (id == UINT64_MAX) return 0;
-    bool to_peer = tr__kind_of(c->kind)->point_to_point;
     int64_t now = tr__now_ns();
     PUT(e->mark, 2 * id + 1);
     PUT(e->ended, 0);
     PUT(e->sequence, sequence);
     PUT(e->posted, now);
     PUT(e->started, starts ? now : 0);
-    PUT(e->count, c->count);
-    PUT(e->what, (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16);
-    PUT(e->rank, to_peer ? c->peer : c->root);
-    PUT(e->tag, c->tag);
-    PUT(e->line, c->line);
-    put_place(e, c->file);
+    tr__call_write(&e->call, e->file, sizeof e->file, c, 0);
     PUT(e->mark, 2 * id + 2);
     return id + 1;
 }
@@ -316,8 +285,8 @@ static void fail(tr__recorder *r, tr_status status)
     if (status == TR_UNSUPPORTED || status == TR_INVALID) return; /* of the call alone: the group goes on */
     if (atomic_exchange(&r->failed, true)) return;
     uint64_t words[TR__RECORD_FAILURE / 8] = {0};
-    int length = snprintf((char *)words, sizeof words, "%s", tr_error_message());
-    put_words(r->header->failure, words, length < (int)sizeof words ? (size_t)length : sizeof words - 1);
+    snprintf((char *)words, sizeof words, "%s", tr_error_message());
+    for (size_t i = 0; i < TR__RECORD_FAILURE / 8; i++) PUT(r->header->failure[i], words[i]);
     PUT(r->header->failed, tr__now_ns());
     PUT(r->header->state, TR__RECORD_FAILED);
     if (r->folder) tr__record_dump(r->folder, r->header);
@@ -325,10 +294,10 @@ static void fail(tr__recorder *r, tr_status status)
 
 static void add_to_profile(const tr__record_entry *e)
 {
-    uint32_t what = GET(e->what);
+    uint32_t what = GET(e->call.what);
     tr__span span = {.kind = TR__SPAN_COLLECTIVE, .begin = GET(e->started) ? GET(e->started) : GET(e->posted)};
     snprintf(span.name, sizeof span.name, "%s", tr__kind_name((tr_collective_kind)(what & 0xff)));
-    snprintf(span.detail, sizeof span.detail, "%s[%lld]", tr_dtype_name((tr_dtype)(what >> 8 & 0xff)), (long long)GET(e->count));
+    snprintf(span.detail, sizeof span.detail, "%s[%lld]", tr_dtype_name((tr_dtype)(what >> 8 & 0xff)), (long long)GET(e->call.count));
     tr__profile_add(span);
 }
 
@@ -340,7 +309,7 @@ void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
     tr__record_entry *e = entry_of(r, record);
     if (!e || GET(e->ended)) return;
     /* A send that ends beside a collective does not end the collective's waiting. */
-    int kind = GET(e->what) & 0xff;
+    int kind = GET(e->call.what) & 0xff;
     bool transfer = tr__kind_of((tr_collective_kind)kind)->point_to_point;
     if (!transfer && GET(r->header->waits_total)) tr__recorder_waits_for(r, NULL, 0);
     PUT(e->status, status);

@@ -9,15 +9,13 @@
 #ifndef TR_COMM_RECORDER_H
 #define TR_COMM_RECORDER_H
 
-#include <trireme/comm.h>
-
-#include <stdatomic.h>
+#include "comm/collective.h"
 
 #define TR__RECORD_MEMFD "trireme-flight"
 #define TR__RECORD_MAGIC "TRFLIGHT"
 
 enum {
-    TR__RECORD_VERSION = 1,
+    TR__RECORD_VERSION = 2,
     TR__RECORD_ENTRIES = 256,
     TR__RECORD_WAITS = 32,   /* ranks that a rank is said to wait for, at most */
     TR__RECORD_FILE = 56,    /* the end of the caller's path */
@@ -33,10 +31,8 @@ typedef struct tr__record_entry {
     _Atomic uint64_t mark;
     _Atomic uint64_t sequence;               /* in the group's order; 0: none, or not started */
     _Atomic int64_t posted, started, ended;  /* on the monotonic clock, ns; 0: not yet */
-    _Atomic int64_t count;
-    _Atomic uint32_t what;                   /* kind, dtype and op, a byte each from the lowest */
+    tr__call_words call;
     _Atomic int32_t status;                  /* when it has ended */
-    _Atomic int32_t rank, tag, line;         /* root, or the peer of a send or recv */
     uint32_t reserved;
     _Atomic uint64_t file[TR__RECORD_FILE / 8];
 } tr__record_entry;

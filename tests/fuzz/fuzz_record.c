@@ -15,9 +15,9 @@ static void make_entry(tr__record_entry *e, int number, int rank)
     atomic_init(&e->posted, 1000 * number + 1);
     atomic_init(&e->started, 1000 * number + 2);
     atomic_init(&e->ended, number == 5 + rank ? 0 : 1000 * number + 3);
-    atomic_init(&e->count, 64);
-    atomic_init(&e->what, (uint32_t)(number % TR_COLLECTIVE_COUNT));
-    atomic_init(&e->rank, 1 - rank);
+    atomic_init(&e->call.count, 64);
+    atomic_init(&e->call.what, (uint32_t)(number % TR_COLLECTIVE_COUNT));
+    atomic_init(&e->call.rank, 1 - rank);
     memcpy(e->file, "train.c", 8);
 }
 

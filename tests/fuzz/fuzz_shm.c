@@ -122,7 +122,7 @@ static void go_along(const peer *p, uint8_t how)
     tr__signature s;
     *theirs = (tr__shm_control){.magic = TR__SHM_MAGIC};
     tr__signature_of(&p->c, 2, 1, &s);
-    tr__shm_sign(&slot->call, slot->file, &p->c, way);
+    tr__call_write(&slot->call, slot->file, sizeof slot->file, &p->c, way);
     slot->in = slot->out = (tr__shm_place){SEGMENT, 64};
     if (tr__kind_of(p->c.kind)->variable) {
         atomic_store(&slot->layout, p->c.kind == TR_ALL_GATHER_V ? s.layout : 0);

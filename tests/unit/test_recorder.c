@@ -241,7 +241,7 @@ static void what_is_no_record_is_left_out(void **state)
     tr__records records;
 
     entries[0].mark |= 1;    /* being written */
-    entries[1].what = 0xff;  /* no kind */
+    entries[1].call.what = 0xff; /* no kind */
     memset(h->group, '\033', sizeof h->group);
     read_own(&records, 1);
     assert_int_equal(records.list[0].call_count, 1);

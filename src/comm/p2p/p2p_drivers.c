@@ -44,7 +44,7 @@ void tr__p2p_sign(const tr__p2p *p, tr__p2p_op *op)
     op->signed_as = atomic_load_explicit(&control->transfers, memory_order_relaxed) + 1;
     tr__shm_transfer *transfer = &control->transfer[op->signed_as & 1];
     atomic_store_explicit(&transfer->entered, tr__shm_entered(control), memory_order_relaxed);
-    tr__shm_sign(&transfer->call, transfer->file, &op->work->collective, 0);
+    tr__call_write(&transfer->call, transfer->file, sizeof transfer->file, &op->work->collective, 0);
     atomic_store_explicit(&control->transfers, op->signed_as, memory_order_release);
 }
 

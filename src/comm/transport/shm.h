@@ -52,22 +52,13 @@ typedef struct tr__shm_place {
     uint64_t segment, offset;
 } tr__shm_place;
 
-/* A call's signature, but for the place where it was made. The atomics are read by peers that report while a rank is at
- * work. */
-typedef struct tr__shm_words {
-    _Atomic uint32_t what; /* kind, dtype and op, a byte each, and flags */
-    _Atomic int32_t rank;  /* the root, or the peer of a send or recv */
-    _Atomic int32_t tag, line;
-    _Atomic int64_t count;
-} tr__shm_words;
-
 typedef _Atomic uint64_t tr__shm_file[TR__PLACE_TEXT / 8];
 
 /* A rank's current call. There are two, for even and odd sequence numbers: a rank writes call n + 2 only when it has
  * seen all ranks enter n + 1, so everyone has done with n. */
 typedef struct tr__shm_slot {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the sequence number, when all below is there */
-    tr__shm_words call;
+    tr__call_words call;
     union {
         struct {
             tr__shm_place in; /* with TR__SHM_PLACED */
@@ -93,7 +84,7 @@ enum { TR__SHM_WHAT = 0xffffff, TR__SHM_PLACED = 1 << 24, TR__SHM_INLINED = 1 <<
 /* A send or receive, for peers that report: the latest, and the one before. */
 typedef struct tr__shm_transfer {
     _Alignas(TR__CACHE_LINE) _Atomic uint64_t entered; /* the latest collective when it began */
-    tr__shm_words call;
+    tr__call_words call;
     _Alignas(TR__CACHE_LINE) tr__shm_file file;
 } tr__shm_transfer;
 
@@ -351,8 +342,7 @@ typedef enum tr__shm_word {
 void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value);
 /* Waits until the counters of all peers, or of `only` one rank (-1: all), have reached value. */
 tr_status tr__shm_await(tr__shm *t, tr__shm_call *call, tr__shm_word word, uint64_t value, int only);
-/* A call for others to see, and what they see: all but its layout. */
-void tr__shm_sign(tr__shm_words *words, tr__shm_file file, const tr_collective *c, uint32_t flags);
+/* What the others see of a call: all but its layout. */
 void tr__shm_signature(const tr__shm_slot *slot, uint64_t sequence, tr__signature *signature);
 /* The latest collective that a rank has entered; 0: none. */
 uint64_t tr__shm_entered(const tr__shm_control *control);

@@ -160,7 +160,7 @@ static tr_status enter(tr__shm *t, tr__shm_call *call)
     tr__shm_slot *slot = tr__shm_slot_of(t, call, t->rank);
     if (tr__shm_publishes(call->c, t->rank)) TR__TRY(publish(t, call, slot));
     if (call->kind->variable) write_blocks(t, call, slot);
-    tr__shm_sign(&slot->call, slot->file, call->whole ? call->whole->call : call->c, call->way);
+    tr__call_write(&slot->call, slot->file, sizeof slot->file, call->whole ? call->whole->call : call->c, call->way);
     if (call->whole) {
         atomic_store_explicit(&slot->whole, call->whole->sequence, memory_order_relaxed);
         atomic_store_explicit(&slot->whole_layout, call->whole->layout, memory_order_relaxed);

@@ -48,35 +48,11 @@ void tr__shm_signal(tr__shm *t, tr__shm_word word, uint64_t value)
 
 /* ---- Who is late, in words --------------------------------------------------------------------------------------- */
 
-void tr__shm_sign(tr__shm_words *words, tr__shm_file file, const tr_collective *c, uint32_t flags)
+/* A peer's memory is not trusted with our array bounds. */
+static void read_call(const tr__call_words *words, const tr__shm_file file, uint64_t sequence, tr__signature *s)
 {
-    uint32_t what = (uint32_t)c->kind | (uint32_t)c->dtype << 8 | (uint32_t)c->op << 16 | flags;
-    bool to_peer = tr__kind_of(c->kind)->point_to_point;
-    atomic_store_explicit(&words->what, what, memory_order_relaxed);
-    atomic_store_explicit(&words->rank, to_peer ? c->peer : c->root, memory_order_relaxed);
-    atomic_store_explicit(&words->tag, c->tag, memory_order_relaxed);
-    atomic_store_explicit(&words->line, c->line, memory_order_relaxed);
-    atomic_store_explicit(&words->count, c->count, memory_order_relaxed);
-    uint64_t text[TR__PLACE_TEXT / 8] = {0};
-    const char *place = tr__place_text(c->file, sizeof text);
-    size_t used = strlen(place);
-    memcpy(text, place, used);
-    for (size_t i = 0; i <= used / 8; i++) atomic_store_explicit(&file[i], text[i], memory_order_relaxed);
-}
-
-static void read_call(const tr__shm_words *words, const tr__shm_file file, uint64_t sequence, tr__signature *s)
-{
-    uint32_t what = atomic_load_explicit(&words->what, memory_order_relaxed);
-    uint64_t text[TR__PLACE_TEXT / 8];
-    for (size_t i = 0; i < TR__PLACE_TEXT / 8; i++) text[i] = atomic_load_explicit(&file[i], memory_order_relaxed);
-    *s = (tr__signature){.sequence = sequence, .kind = what & 0xff, .dtype = what >> 8 & 0xff, .op = what >> 16 & 0xff};
-    s->root = s->peer = atomic_load_explicit(&words->rank, memory_order_relaxed);
-    s->tag = atomic_load_explicit(&words->tag, memory_order_relaxed);
-    s->line = atomic_load_explicit(&words->line, memory_order_relaxed);
-    s->count = atomic_load_explicit(&words->count, memory_order_relaxed);
-    memcpy(s->file, text, sizeof text);
-    s->file[TR__PLACE_TEXT - 1] = 0;
-    /* A peer's memory is not trusted with our array bounds. */
+    *s = tr__call_read(words, file, sizeof(tr__shm_file));
+    s->sequence = sequence;
     if ((unsigned)s->kind >= TR_COLLECTIVE_COUNT) s->kind = TR_BARRIER;
     if ((unsigned)s->op >= TR_REDUCE_OP_COUNT) s->op = TR_SUM;
 }
