@@ -202,9 +202,11 @@ tr_status tr__native_prepare(tr__seat *seat, uint64_t number, tr__shm_place *blo
     return parent->tcp ? tr__tcp_prepare(parent->tcp, number, seat->failure, &seat->tcp) : TR_OK;
 }
 
-/* What it held belongs to somebody else, or is gone. */
-static void empty(tr__seat *seat)
+void tr__native_drop(tr__seat *seat)
 {
+    if (seat->shm) tr__shm_close(seat->shm);
+    if (seat->tcp) tr__tcp_close(seat->tcp);
+    tr__failure_free(seat->failure);
     seat->shm = NULL;
     seat->tcp = NULL;
     seat->failure = NULL;
@@ -213,18 +215,14 @@ static void empty(tr__seat *seat)
 void tr__native_abandon(tr__seat *seat)
 {
     const native *parent = seat->parent;
-    if (seat->shm) tr__shm_abandon(seat->shm, parent->shm);
-    if (seat->tcp) tr__tcp_abandon(seat->tcp, parent->tcp);
-    tr__failure_free(seat->failure);
-    empty(seat);
-}
-
-void tr__native_drop(tr__seat *seat)
-{
-    if (seat->shm) tr__shm_close(seat->shm);
-    if (seat->tcp) tr__tcp_close(seat->tcp);
-    tr__failure_free(seat->failure);
-    empty(seat);
+    if (!seat->failure) return;
+    tr__error *why = tr__error_take();
+    if (seat->tcp) tr__tcp_enter_all(seat->tcp, parent->tcp);
+    if (seat->shm) tr__shm_enter_all(seat->shm, parent->shm);
+    tr__fail_stored(why);
+    (void)!tr__failure_give_up(seat->failure);
+    tr__native_drop(seat);
+    tr__error_restore(why);
 }
 
 /* By the hosts of the parent's ranks. */
@@ -265,7 +263,9 @@ static tr_status take_seat(native *n, tr__seat *seat)
     n->shm = seat->shm;
     n->tcp = seat->tcp;
     n->failure = seat->failure;
-    empty(seat);
+    seat->shm = NULL;
+    seat->tcp = NULL;
+    seat->failure = NULL;
     if (n->tcp) (void)!tr__tcp_begin(n->tcp, parent->tcp, seat->ranks, &n->member); /* what fails breaks the group */
     if (n->shm) (void)!tr__shm_enter(n->shm, parent->shm, seat, hosts, n->tcp, &n->member);
     return tr__failure_tell(n->failure);

@@ -256,19 +256,14 @@ tr_status tr__shm_enter(tr__shm *t, const tr__shm *parent, const tr__seat *seat,
     return status == TR_OK ? TR_OK : tr__failure_give_up(t->failure);
 }
 
-void tr__shm_abandon(tr__shm *t, const tr__shm *parent)
+void tr__shm_enter_all(tr__shm *t, const tr__shm *parent)
 {
-    tr__error *why = tr__error_take();
     memcpy(t->attachment->members, parent->attachment->members, (size_t)parent->world_size * sizeof(int));
     memcpy(t->places, parent->places, (size_t)group_size(parent) * sizeof(int));
     t->rank = parent->rank;
     t->world_size = parent->world_size;
     make_peers(t, group_size(parent));
     enter(t);
-    tr__fail_stored(why);
-    (void)!tr__failure_give_up(t->failure);
-    tr__shm_close(t);
-    tr__error_restore(why);
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */

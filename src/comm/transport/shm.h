@@ -281,8 +281,8 @@ tr_status tr__shm_prepare(tr__shm *parent, uint64_t id, tr__failure *failure, tr
 /* They have. hosts: of the new group, and tcp joins us with those of other hosts; NULL, both: all are on this one. */
 tr_status tr__shm_enter(tr__shm *t, const tr__shm *parent, const tr__seat *seat, const tr__hosts *hosts, struct tr__tcp *tcp,
     const tr__member *member);
-/* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
-void tr__shm_abandon(tr__shm *t, const tr__shm *parent);
+/* They may have, but this rank cannot come: from now on all ranks of the parent hear from it. */
+void tr__shm_enter_all(tr__shm *t, const tr__shm *parent);
 
 /* Before a failure of our own: if a peer has given the group up, waits for its reason, which is on its way, and fails with that.
  * TR_OK: no peer has, or its reason does not come in time. */

@@ -290,14 +290,9 @@ tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, con
     return status == TR_OK ? TR_OK : tr__failure_give_up(t->failure);
 }
 
-void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent)
+void tr__tcp_enter_all(tr__tcp *t, const tr__tcp *parent)
 {
-    tr__error *why = tr__error_take();
     enter(t, parent, parent->rank, NULL, parent->world_size);
-    tr__fail_stored(why);
-    (void)!tr__failure_give_up(t->failure);
-    tr__tcp_close(t);
-    tr__error_restore(why);
 }
 
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */

@@ -150,8 +150,8 @@ void tr__tcp_close(tr__tcp *t);
 tr_status tr__tcp_prepare(tr__tcp *parent, uint64_t id, tr__failure *failure, tr__tcp **made);
 /* They have: its ranks as ranks of the parent. */
 tr_status tr__tcp_begin(tr__tcp *t, const tr__tcp *parent, const int *ranks, const tr__member *member);
-/* They may have, but this rank cannot come, because of this thread's latest failure: tells those who may wait for it. Closes. */
-void tr__tcp_abandon(tr__tcp *t, const tr__tcp *parent);
+/* They may have, but this rank cannot come: from now on all ranks of the parent hear from it. */
+void tr__tcp_enter_all(tr__tcp *t, const tr__tcp *parent);
 
 /* The connection with a rank; NULL: there is none yet. Then it is made, unless the rank has left: *never. */
 tr__wire *tr__tcp_wire(tr__tcp *t, int rank, tr__channel channel);
