@@ -116,14 +116,8 @@ int64_t tr_schedule_steps(const tr_schedule *schedule)
 
 tr_schedule_step tr_schedule_step_at(const tr_schedule *schedule, int64_t index)
 {
-    static const tr_schedule_action actions[] = {
-        [TR__EXCHANGE] = TR_SCHEDULE_EXCHANGE,
-        [TR__COPY_LOCAL] = TR_SCHEDULE_COPY,
-        [TR__FINISH_LOCAL] = TR_SCHEDULE_FINISH,
-        [TR__FOLD_LOCAL] = TR_SCHEDULE_FOLD,
-    };
     tr__schedule s = inner(schedule);
     tr__step step = tr__schedule_step(&s, index);
-    return (tr_schedule_step){.action = actions[step.action], .to = step.to, .from = step.from, .send = outer(step.send),
+    return (tr_schedule_step){.action = step.action, .to = step.to, .from = step.from, .send = outer(step.send),
         .receive = outer(step.receive), .own = outer(step.own), .folds = step.take != TR__TAKE, .stride = step.stride};
 }

@@ -117,13 +117,13 @@ static void do_locally(const plan *p, rank *r)
 {
     item *to = at(p, r, r->now.receive);
     int64_t n = length_of(r->now.receive);
-    if (r->now.action == TR__COPY_LOCAL) {
+    if (r->now.action == TR_SCHEDULE_COPY) {
         assert_int_equal(length_of(r->now.own), n);
         if (n) memmove(to, at(p, r, r->now.own), (size_t)n * sizeof *to);
     }
-    if (r->now.action == TR__FINISH_LOCAL)
+    if (r->now.action == TR_SCHEDULE_FINISH)
         for (int64_t i = 0; i < n; i++) to[i] = finish(to[i]);
-    if (r->now.action == TR__FOLD_LOCAL) fold_all(p, r);
+    if (r->now.action == TR_SCHEDULE_FOLD) fold_all(p, r);
 }
 
 /* Goes on to the next step that needs others. */
@@ -133,7 +133,7 @@ static void advance(const plan *p, rank *r)
         r->now = tr__schedule_step(&r->s, r->step);
         r->sent = r->now.to < 0;
         r->received = r->now.from < 0;
-        if (r->now.action == TR__EXCHANGE) return;
+        if (r->now.action == TR_SCHEDULE_EXCHANGE) return;
         do_locally(p, r);
     }
 }
@@ -399,7 +399,7 @@ static void large_worlds_are_quick(void **state)
         int64_t steps = tr__schedule_steps(&s), sent = 0;
         for (int64_t step = 0; step < steps; step++) {
             tr__step now = tr__schedule_step(&s, step);
-            if (now.action == TR__EXCHANGE && now.to >= 0) sent += length_of(now.send);
+            if (now.action == TR_SCHEDULE_EXCHANGE && now.to >= 0) sent += length_of(now.send);
         }
         assert_true(sent > 0);
         if (algorithm == TR__RING || algorithm == TR__DIRECT) /* 2 (P - 1) / P of the data */

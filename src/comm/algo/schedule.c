@@ -78,27 +78,27 @@ tr__range tr__out_block(const tr__schedule *s, int rank)
 
 tr__step tr__exchange_step(int to, tr__part send, int from, tr__part receive)
 {
-    return (tr__step){.action = TR__EXCHANGE, .to = to, .from = from, .send = send, .receive = receive};
+    return (tr__step){.action = TR_SCHEDULE_EXCHANGE, .to = to, .from = from, .send = send, .receive = receive};
 }
 
 tr__step tr__send_step(int to, tr__part part)
 {
-    return (tr__step){.action = TR__EXCHANGE, .to = to, .from = -1, .send = part};
+    return (tr__step){.action = TR_SCHEDULE_EXCHANGE, .to = to, .from = -1, .send = part};
 }
 
 tr__step tr__receive_step(int from, tr__part part)
 {
-    return (tr__step){.action = TR__EXCHANGE, .to = -1, .from = from, .receive = part};
+    return (tr__step){.action = TR_SCHEDULE_EXCHANGE, .to = -1, .from = from, .receive = part};
 }
 
 tr__step tr__copy_step(tr__part from, tr__part to)
 {
-    return (tr__step){.action = TR__COPY_LOCAL, .to = -1, .from = -1, .own = from, .receive = to};
+    return (tr__step){.action = TR_SCHEDULE_COPY, .to = -1, .from = -1, .own = from, .receive = to};
 }
 
 tr__step tr__finish_step(tr__part part)
 {
-    return (tr__step){.action = TR__FINISH_LOCAL, .to = -1, .from = -1, .receive = part};
+    return (tr__step){.action = TR_SCHEDULE_FINISH, .to = -1, .from = -1, .receive = part};
 }
 
 /* ---- All schedules ----------------------------------------------------------------------------------------------- */

@@ -77,14 +77,6 @@ typedef struct tr__part {
     tr__range range;
 } tr__part;
 
-typedef enum tr__action {
-    TR__EXCHANGE,     /* sends `send` to rank `to`, receives into `receive` from rank `from` (-1: not) */
-    TR__COPY_LOCAL,   /* copies `own` to `receive` */
-    TR__FINISH_LOCAL, /* `receive` is folded over all ranks: what an operation does last: averages divide by P */
-    TR__FOLD_LOCAL,   /* folds `own` with the parts of all other ranks in rank order and finishes it, into `receive`;
-                         the part of the i-th other rank is `send` moved by i * stride */
-} tr__action;
-
 typedef enum tr__take {
     TR__TAKE,        /* what comes in is put into `receive` */
     TR__FOLD_BEFORE, /* receive = what comes in op own */
@@ -92,7 +84,7 @@ typedef enum tr__take {
 } tr__take;
 
 typedef struct tr__step {
-    tr__action action;
+    tr_schedule_action action;
     int to, from;
     tr__part send, receive, own;
     tr__take take;

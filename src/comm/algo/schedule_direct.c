@@ -80,7 +80,7 @@ static void exchange(const tr__schedule *s, tr__cursor *c, int64_t segment, int6
 
 static void fold(const tr__schedule *s, tr__cursor *c, int64_t segment)
 {
-    c->step = (tr__step){.action = TR__FOLD_LOCAL, .to = -1, .from = -1, .stride = place_length(s)};
+    c->step = (tr__step){.action = TR_SCHEDULE_FOLD, .to = -1, .from = -1, .stride = place_length(s)};
     c->step.own = (tr__part){TR__IN, block_of(s, segment, s->rank)};
     c->step.send = place_of(s, segment, s->rank == 0 ? 1 : 0);
     c->step.receive = result_of(s, segment);

@@ -237,12 +237,12 @@ void tr__tcp_act(tr__tcp_call *call, int64_t step, bool *moved)
                  allowed(call, step, s->own, false) == s->own.bytes &&
                  allowed(call, step, s->others, false) == s->others.bytes;
     if (!clear) return;
-    if (s->step.action == TR__COPY_LOCAL && s->own.at != s->in.memory.at && s->own.bytes)
+    if (s->step.action == TR_SCHEDULE_COPY && s->own.at != s->in.memory.at && s->own.bytes)
         memmove(s->in.memory.at, s->own.at, s->own.bytes);
-    if (s->step.action == TR__FINISH_LOCAL) /* of an average: a sum until now, in a type that is wide enough */
+    if (s->step.action == TR_SCHEDULE_FINISH) /* of an average: a sum until now, in a type that is wide enough */
         tr__narrow(call->c->dtype, TR_AVG, call->schedule.world_size, s->in.memory.at, s->in.memory.at,
             (int64_t)(s->in.memory.bytes / call->element));
-    if (s->step.action == TR__FOLD_LOCAL && s->in.memory.bytes) fold_local(call, s, call->t->folded);
+    if (s->step.action == TR_SCHEDULE_FOLD && s->in.memory.bytes) fold_local(call, s, call->t->folded);
     s->local = false;
     *moved = true;
 }

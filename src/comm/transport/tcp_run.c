@@ -109,14 +109,14 @@ static void load(tr__tcp_call *call)
     *s = (tr__tcp_slot){.step = step};
     s->in.memory = memory_of(call, step.receive);
     s->own = memory_of(call, step.own);
-    if (step.action == TR__EXCHANGE) {
+    if (step.action == TR_SCHEDULE_EXCHANGE) {
         s->out = (tr__tcp_transfer){.open = step.to >= 0, .memory = memory_of(call, step.send)};
         s->in.open = step.from >= 0;
     } else {
-        s->local = step.action != TR__FINISH_LOCAL || call->c->op == TR_AVG; /* the others are finished as they are */
+        s->local = step.action != TR_SCHEDULE_FINISH || call->c->op == TR_AVG; /* the others are finished as they are */
         tr__part others = step.send;
         others.range.end += (call->schedule.world_size - 2) * step.stride;
-        if (step.action == TR__FOLD_LOCAL) s->others = memory_of(call, others);
+        if (step.action == TR_SCHEDULE_FOLD) s->others = memory_of(call, others);
     }
     call->loaded++;
 }
