@@ -1,7 +1,6 @@
 /* Byte strings of any length, sent between ranks that do not know how long the others' are. */
 #include "base/object.h"
-
-#include <trireme/comm.h>
+#include "comm/control.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +10,17 @@ static tr_status check_place(const char *function, bool there, const char *which
     return there ? TR_OK : tr__fail(TR_INVALID, "%s: %s is NULL", function, which);
 }
 
-/* bytes + 1, of which the last is 0, so that a text is one. */
-static tr_status allocate(size_t bytes, char **memory)
+/* bytes + 1, of which the last is 0, so that a text is one. Without them the group breaks: the others send the bytes now. */
+static tr_status allocate(tr_group *group, size_t bytes, char **memory)
 {
     *memory = malloc(bytes + 1);
-    if (!*memory) return tr__fail(TR_NO_MEMORY, "no memory for %zu bytes of other ranks", bytes);
-    (*memory)[bytes] = 0;
-    return TR_OK;
+    if (*memory) {
+        (*memory)[bytes] = 0;
+        return TR_OK;
+    }
+    tr__fail(TR_NO_MEMORY, "no memory for %zu bytes of other ranks", bytes);
+    tr__group_give_up(group);
+    return TR_NO_MEMORY;
 }
 
 static tr_status gather(tr_group *group, const void *data, const int64_t *counts, char *all, const char *file, int line)
@@ -40,7 +43,7 @@ tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes
     size_t total = 0;
     for (int rank = 0; rank < tr_world_size(group); rank++) total += (size_t)sizes[rank];
     char *memory;
-    TR__TRY(allocate(total, &memory));
+    TR__TRY(allocate(group, total, &memory));
     /* NULL would mean that the data is in its place already. */
     tr_status status = gather(group, data ? data : "", sizes, memory, file, line);
     if (status == TR_OK)
@@ -60,7 +63,7 @@ tr_status tr_broadcast_bytes_at(tr_group *group, void **data, size_t *bytes, int
         .file = file, .line = line};
     TR__TRY(tr_run_collective(group, &c));
     char *memory = gives ? *data : NULL;
-    if (!gives) TR__TRY(allocate((size_t)size, &memory));
+    if (!gives) TR__TRY(allocate(group, (size_t)size, &memory));
     c.out = memory;
     c.count = size;
     c.dtype = TR_U8;

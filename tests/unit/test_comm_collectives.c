@@ -375,6 +375,22 @@ static void bytes_without_a_place_are_refused(void **state)
     run(2, give_no_place, NULL);
 }
 
+/* The root goes on to send its bytes: it must hear that nobody has a place for them. */
+static void send_too_much(rank *r)
+{
+    static char beginning[1 << 20];
+    void *data = r->number == 0 ? beginning : NULL;
+    size_t bytes = r->number == 0 ? (size_t)1 << 60 : 0;
+    CHECK(tr_broadcast_bytes(r->group, &data, &bytes, 0) == (r->number == 0 ? TR_PEER : TR_NO_MEMORY));
+    SAYS("no memory for 1152921504606846976 bytes");
+}
+
+static void bytes_that_nobody_has_memory_for_break_the_group(void **state)
+{
+    (void)state;
+    run(2, send_too_much, NULL);
+}
+
 static void call_wrongly(rank *r)
 {
     float x[8] = {0}, y[8] = {0};
@@ -428,6 +444,7 @@ int main(void)
         cmocka_unit_test(calls_have_short_names),
         cmocka_unit_test(bytes_of_any_length_are_exchanged),
         cmocka_unit_test(bytes_without_a_place_are_refused),
+        cmocka_unit_test(bytes_that_nobody_has_memory_for_break_the_group),
         cmocka_unit_test(wrong_arguments_leave_the_group_whole),
         cmocka_unit_test(long_buffers_are_staged),
     };
