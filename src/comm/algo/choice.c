@@ -212,9 +212,7 @@ void tr__choice_keep(tr__choice_table *table, int world_size)
         tr__choice c = table->rows[i];
         if (world_size < c.ranks_from || world_size > c.ranks_to) continue;
         c.ranks_from = c.ranks_to = world_size;
-        bool covered = false;
-        for (int j = 0; j < table->count && !covered; j++) covered = covers(&table->rows[j], &c);
-        if (!covered) table->rows[table->count++] = c;
+        (void)!add_choice(table, &c); /* there is room: the rows do not become more */
     }
 }
 

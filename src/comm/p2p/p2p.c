@@ -520,14 +520,23 @@ tr_status tr__p2p_write(tr__p2p_peer *peer, bool *moved)
 
 /* ---- The end ------------------------------------------------------------------------------------------------------ */
 
-void tr__p2p_drop_all(tr__p2p *p, tr_status (*status)(tr__p2p *p, const tr__p2p_op *op))
+static tr_status fail_op(const tr__p2p *p, const tr__p2p_op *op, bool with_call)
+{
+    char text[TR__CALL_TEXT];
+    tr_status status = tr__failure_tell(p->failure);
+    if (!with_call) return status;
+    tr__signature call = tr__p2p_call(p, op);
+    return tr__fail_context(status, "%s", tr__signature_text(&call, text));
+}
+
+void tr__p2p_drop_all(tr__p2p *p, bool with_call)
 {
     for (int i = 0; i < TR__P2P_LISTS * (p->world_size + 1); i++) {
         tr__p2p_peer *peer = &p->peers[i / TR__P2P_LISTS];
         tr__p2p_ops *list = &peer->lists[i % TR__P2P_LISTS];
         for (tr__p2p_op *op; (op = list->first);) {
             take_out(list, op);
-            finish(peer, op, op->work ? status(p, op) : TR_OK);
+            finish(peer, op, op->work ? fail_op(p, op, with_call) : TR_OK);
         }
         while (peer->arrived.first) drop_arrival(peer, peer->arrived.first);
         peer->got = peer->left_over = 0;

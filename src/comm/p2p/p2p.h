@@ -151,8 +151,8 @@ tr_status tr__p2p_lost(tr__p2p_peer *peer, int error);
 const tr__p2p_op *tr__p2p_any(const tr__p2p_peer *peer);
 /* Of a send that waits because the peer does not receive: what lies there unexpected. */
 tr__held tr__p2p_unasked(const tr__p2p_peer *peer, const tr__p2p_op *op);
-/* Ends all operations by status(p), and drops what was under way. */
-void tr__p2p_drop_all(tr__p2p *p, tr_status (*status)(tr__p2p *p, const tr__p2p_op *op));
+/* Ends all operations with the group's failure, and drops what was under way. with_call: each says what it was. */
+void tr__p2p_drop_all(tr__p2p *p, bool with_call);
 tr__signature tr__p2p_call(const tr__p2p *p, const tr__p2p_op *op);
 
 /* ---- p2p_drivers.c --------------------------------------------------------------------------------------------------- */

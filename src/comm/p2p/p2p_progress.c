@@ -37,34 +37,18 @@ static void lock_as_reader(tr__p2p *p)
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-static tr_status say(tr__p2p *p, const tr__p2p_op *op)
-{
-    (void)op;
-    return tr__failure_tell(p->failure);
-}
-
-/* Where the failure came from no send or receive of ours, each says what it was that failed. */
-static tr_status say_with_call(tr__p2p *p, const tr__p2p_op *op)
-{
-    char text[TR__CALL_TEXT];
-    tr__signature call = tr__p2p_call(p, op);
-    return tr__fail_context(say(p, op), "%s", tr__signature_text(&call, text));
-}
-
-static void end_all(tr__p2p *p)
+/* The group is broken: ends all. Where its failure came from no send or receive of ours, each says what it was that failed. */
+static void end_all(tr__p2p *p, bool with_call)
 {
     (void)!tr__failure_break(p->failure); /* the peers can see it before the buffers of sends are the program's */
-    tr__p2p_drop_all(p, say_with_call);
+    tr__p2p_drop_all(p, with_call);
     tr__recorder_held(p->recorder, NULL);
 }
 
-/* This thread's latest failure is the group's, and ends all. */
+/* This thread's latest failure is the group's. */
 static void break_all(tr__p2p *p)
 {
-    tr_status status = tr__failure_break(p->failure);
-    (void)status; /* each operation is told */
-    tr__p2p_drop_all(p, say);
-    tr__recorder_held(p->recorder, NULL);
+    end_all(p, false);
 }
 
 /* ---- Operations that wait ----------------------------------------------------------------------------------------- */
@@ -208,7 +192,7 @@ static bool work_once(tr__p2p *p)
     bool moved = false;
     if (!p->pending) return false;
     if (tr__failure_there(p->failure)) {
-        end_all(p);
+        end_all(p, true);
         return true;
     }
     if (advance(p, &moved) != TR_OK) {
@@ -310,7 +294,7 @@ static int prepare(tr__p2p *p, bool idle)
     bool holds = false;
     patience w;
     if (tr__failure_there(p->failure)) {
-        if (p->pending) end_all(p);
+        if (p->pending) end_all(p, true);
         w = (patience){.next = LOOK_MS * (int64_t)1000000};
     } else if (look_at_all(p, &w) != TR_OK) {
         break_all(p);
@@ -485,6 +469,6 @@ void tr__p2p_end(tr__p2p *p)
     if (p->has_reader) tr__tcp_wake_reader(p->tcp);
     if (p->has_thread) pthread_join(p->thread, NULL);
     if (p->has_reader) pthread_join(p->reader, NULL);
-    tr__p2p_drop_all(p, say);
+    tr__p2p_drop_all(p, false);
     destroy(p);
 }

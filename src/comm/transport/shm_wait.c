@@ -235,10 +235,9 @@ static survey look(const tr__shm *t, tr__shm_word word, uint64_t value, int only
     survey s = {-1, -1};
     for (int i = 1; i < t->world_size; i++) {
         int rank = (t->rank + i) % t->world_size;
-        if (only >= 0 && rank != only) continue;
         /* Left is read before the counter: a peer counts first and leaves then. */
         bool left = atomic_load(&t->peers[rank].left);
-        if (atomic_load_explicit(counter(t->peers[rank].control, word), memory_order_acquire) >= value) continue;
+        if (!is_late(t, word, value, only, rank)) continue;
         s.late = rank;
         if (left) s.left = rank;
     }
