@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum {
-    KEY = 256,
+    KEY = TR__RENDEZVOUS_KEY,
     WITHDRAW_MS = 1000,
     AT_ONCE = 4096, /* records in one request: 3 MiB */
     LOOK_FIRST_MS = 100,
@@ -106,8 +106,7 @@ static char *rank_key(const tr__rendezvous *r, int rank, char key[KEY])
     return key;
 }
 
-/* Of this generation, and of a rank in it (-1: of none). */
-static char *key_of(const tr__rendezvous *r, const char *what, int rank, char key[KEY])
+char *tr__rendezvous_key(const tr__rendezvous *r, const char *what, int rank, char key[TR__RENDEZVOUS_KEY])
 {
     int used = snprintf(key, KEY, "group/%s/%s/%ld", r->member->group, what, r->generation);
     if (rank >= 0) snprintf(key + used, KEY - (size_t)used, "/%d", rank);
@@ -126,7 +125,7 @@ static tr_status swap(const tr__rendezvous *r, const char *key, const char *old,
 static tr_status mark_used(tr__rendezvous *r, int timeout_ms)
 {
     char key[KEY], *held;
-    tr_status status = swap(r, key_of(r, "used", -1, key), NULL, "", timeout_ms, &held);
+    tr_status status = swap(r, tr__rendezvous_key(r, "used", -1, key), NULL, "", timeout_ms, &held);
     free(held);
     return status;
 }
@@ -140,7 +139,7 @@ tr_status tr__rendezvous_use(tr__rendezvous *r)
 static tr_status skip_used(tr__rendezvous *r)
 {
     for (char key[KEY];; r->generation++) {
-        const char *asked = key_of(r, "used", -1, key);
+        const char *asked = tr__rendezvous_key(r, "used", -1, key);
         tr__store_value value;
         tr_status status = tr__store_gather(r->member->store, &asked, 1, 0, &value);
         if (status == TR_TIMEOUT) return TR_OK; /* it is not there */
@@ -217,7 +216,7 @@ void tr__rendezvous_give_up(tr__rendezvous *r, tr_status why)
 {
     char key[KEY];
     if (!r->record[0] || why == TR_MISMATCH || why == TR_UNSUPPORTED) return;
-    if (!replace(r, key_of(r, "endpoint", r->member->rank, key), r->record, "")) r->registration[0] = 0;
+    if (!replace(r, tr__rendezvous_key(r, "endpoint", r->member->rank, key), r->record, "")) r->registration[0] = 0;
 }
 
 void tr__rendezvous_withdraw(tr__rendezvous *r)
@@ -237,7 +236,7 @@ tr_status tr__rendezvous_publish(tr__rendezvous *r, const tr__endpoint_record *m
     int length = snprintf(r->record, sizeof r->record, RECORD_FORMAT("%s", "%s", "%s", "%s", "%s", "%s", "%s", "%" PRIx64),
         tr_version(), mine->rank, mine->world_size, mine->pid, mine->pid_space, mine->host, mine->machine, mine->address,
         mine->cookie, mine->tcp_address, mine->tcp_cookie, mine->table, mine->tls);
-    return tr_store_set(r->member->store, key_of(r, "endpoint", mine->rank, key), r->record, (size_t)length);
+    return tr_store_set(r->member->store, tr__rendezvous_key(r, "endpoint", mine->rank, key), r->record, (size_t)length);
 }
 
 static tr_status check_record(const tr__rendezvous *r, int rank, const tr__endpoint_record *record)
@@ -281,7 +280,7 @@ static tr_status take_records(tr__rendezvous *r, search *s, int from, int count,
 /* One request, which is answered when all of the records are there, and after wait_ms with those that are. */
 static tr_status gather_records(tr__rendezvous *r, search *s, int from, int count, int wait_ms, tr__endpoint_record *records)
 {
-    for (int i = 0; i < count; i++) s->keys[i] = key_of(r, "endpoint", s->ranks[from + i], s->texts[i]);
+    for (int i = 0; i < count; i++) s->keys[i] = tr__rendezvous_key(r, "endpoint", s->ranks[from + i], s->texts[i]);
     tr_status status = tr__store_gather(r->member->store, s->keys, count, wait_ms, s->values);
     if (status != TR_OK && status != TR_TIMEOUT) return status;
     status = take_records(r, s, from, count, records);
@@ -317,7 +316,7 @@ typedef enum standing { IN, OUT, UNKNOWN } standing;
 static standing standing_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
     char keys[2][KEY], state[16] = "";
-    const char *both[] = {key_of(r, "endpoint", its->rank, keys[0]), rank_key(r, its->rank, keys[1])};
+    const char *both[] = {tr__rendezvous_key(r, "endpoint", its->rank, keys[0]), rank_key(r, its->rank, keys[1])};
     tr__store_value values[2];
     if (!peek(r, both, 2, values)) return UNKNOWN;
     const char *record = values[0].data, *holder = values[1].data;
@@ -362,7 +361,7 @@ static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record 
 {
     TR__KEEP_ERROR; /* without the store they find out at the deadline */
     char key[KEY];
-    (void)!put(r, key_of(r, what, -1, key), record->rank, record->cookie);
+    (void)!put(r, tr__rendezvous_key(r, what, -1, key), record->rank, record->cookie);
     if (record->rank == r->dead) (void)!mark_used(r, WITHDRAW_MS); /* its record stays, and nobody is to wait for it again */
 }
 
@@ -372,13 +371,13 @@ static bool told(tr__rendezvous *r, const char *what, tr__endpoint_record *recor
 {
     char keys[2][KEY], cookie[TR__COOKIE_TEXT];
     /* The mark first: whoever tells of a death sets it last, and some stores are asked for one key after the other. */
-    const char *asked[] = {key_of(r, "used", -1, keys[0]), key_of(r, what, -1, keys[1])};
+    const char *asked[] = {tr__rendezvous_key(r, "used", -1, keys[0]), tr__rendezvous_key(r, what, -1, keys[1])};
     int rank = -1;
     tr__store_value news[2], text = {0};
     bool known = peek(r, asked, 2, news);
     if (known && news[0].data) r->used = true;
     known = known && news[1].data && sscanf(news[1].data, "%d %32s", &rank, cookie) == 2;
-    if (known) asked[0] = key_of(r, "endpoint", rank, keys[0]);
+    if (known) asked[0] = tr__rendezvous_key(r, "endpoint", rank, keys[0]);
     if (known) known = peek(r, asked, 1, &text) && text.data && strstr(text.data, cookie);
     known = known && tr__endpoint_record_read(text.data, record) == TR_OK;
     tr__store_values_free(news, 2);
@@ -441,7 +440,7 @@ static void say_late(tr__rendezvous *r, const tr__endpoint_record *records, int 
     int own = r->member->rank;
     if (rank == r->said || tr__now_ns() < r->silent_until) return;
     TR__KEEP_ERROR; /* without the store they find out less */
-    if (put(r, key_of(r, "late", own, key), rank, records[own].cookie) == TR_OK) r->said = rank;
+    if (put(r, tr__rendezvous_key(r, "late", own, key), rank, records[own].cookie) == TR_OK) r->said = rank;
     else r->silent_until = tr__now_ns() + SILENT_MS * (int64_t)1000000;
 }
 
@@ -455,7 +454,7 @@ void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *reco
 static int late_of(tr__rendezvous *r, const tr__endpoint_record *its)
 {
     char key[KEY], cookie[TR__COOKIE_TEXT];
-    const char *asked = key_of(r, "late", its->rank, key);
+    const char *asked = tr__rendezvous_key(r, "late", its->rank, key);
     tr__store_value value = {0};
     int late = -1;
     tr_status status = tr__store_gather(r->member->store, &asked, 1, LAST_WORD_MS, &value);
@@ -612,7 +611,7 @@ tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *min
 {
     char key[KEY], *expected = strdup(r->registration);
     if (!expected) return tr__fail(TR_NO_MEMORY, "group '%s': no memory", r->member->group);
-    replace(r, key_of(r, "endpoint", mine->rank, key), r->record, "");
+    replace(r, tr__rendezvous_key(r, "endpoint", mine->rank, key), r->record, "");
     r->record[0] = 0;
     r->used = false;
     r->said = -1;

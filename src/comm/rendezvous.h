@@ -8,6 +8,7 @@
  *   late/1        the same of one that somebody has waited for in vain
  *   late/1/3      of a meeting that is chained: whom rank 3 has waited for in vain
  *   used/1        that all ranks were connected, or one has told of another that died
+ *   waits/1/3     over MPI and NCCL: the number of the collective in which rank 3 waits for long
  *
  * Generations count how often the ranks have met: a group that was left can be joined again on the same store, and nobody
  * mistakes an old record for a new one. A rank joins in the first generation that is not used, from the one on that it joined
@@ -51,6 +52,10 @@ typedef struct tr__rendezvous {
     int said;         /* the rank that others have been told this one waits for; -1: none */
     int dead, late;   /* a rank that we know to have died, or whom we wait for until the deadline; -1: none */
 } tr__rendezvous;
+
+/* "group/NAME/WHAT/1/3": of this generation, and of a rank in it (-1: of none). Returns key. */
+enum { TR__RENDEZVOUS_KEY = 256 };
+char *tr__rendezvous_key(const tr__rendezvous *r, const char *what, int rank, char key[TR__RENDEZVOUS_KEY]);
 
 /* Fills in what is known of this process: all but address and cookie. */
 void tr__endpoint_record_here(const tr__member *member, tr__endpoint_record *record);

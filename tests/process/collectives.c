@@ -4,6 +4,7 @@
  *   all       the same, with two groups side by side, and joins again
  *   mismatch  the ranks make different calls, which .check finds
  *   late      the last rank stays away until the others' timeout
+ *   still     rank 0, which serves the store, is stopped, and the other's timeout comes
  *   vain      a receive to which nobody sends, and others beside it
  *   unequal   a message that is longer than its receive expects, and one that is shorter
  *   dropped   a group goes while a receive is under way
@@ -13,6 +14,7 @@
 #include <trireme/trireme.h>
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -456,6 +458,23 @@ static void late(void)
     OK(tr_leave(g));
 }
 
+/* Nor does the store answer then, where ranks say whom they wait for. */
+static void still(void)
+{
+    tr_group *g = join(NULL, PATIENCE_MS);
+    int64_t pid = getpid();
+    float x = 0;
+    alarm(60);
+    OK(tr_broadcast(g, &pid, 1, .dtype = TR_I64));
+    OK(tr_barrier(g));
+    if (rank == 0) raise(SIGSTOP);
+    EXPECT(tr_all_reduce(g, &x, 1, .timeout_ms = 2000) == TR_TIMEOUT);
+    printf("rank %d: %s\n", rank, tr_error_message());
+    fflush(stdout);
+    kill((pid_t)pid, SIGKILL);
+    OK(tr_leave(g));
+}
+
 /* Rank 0 waits for what rank 1 never sends; what else it has under way ends with it. */
 static void vain(void)
 {
@@ -535,6 +554,7 @@ int main(int count, char **arguments)
     backend = count > 2 ? arguments[2] : NULL;
     if (strcmp(mode, "mismatch") == 0) mismatch();
     else if (strcmp(mode, "late") == 0) late();
+    else if (strcmp(mode, "still") == 0) still();
     else if (strcmp(mode, "vain") == 0) vain();
     else if (strcmp(mode, "unequal") == 0) unequal();
     else if (strcmp(mode, "dropped") == 0) dropped();

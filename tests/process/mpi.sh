@@ -1,7 +1,7 @@
 #!/bin/sh
 # mpirun and the mpi backend, with Open MPI and with MPICH, each if it is installed: every collective on more ranks than
-# cores, sends and receives beside them, the native backend under mpirun, calls and messages that differ, a rank and a
-# message that stay away, a group that is dropped, and a rank that is killed.
+# cores, sends and receives beside them, the native backend under mpirun, calls and messages that differ, a rank, the store and
+# a message that stay away, a group that is dropped, and a rank that is killed.
 # The library is built with one MPI; for the other, only what stands on MPI is compiled again and linked before it.
 # ctest: timeout=300
 . "$SOURCE/tests/process/common"
@@ -26,7 +26,7 @@ launch() { # RANKS PROGRAM ARGUMENT…
 expect() {
     ranks=$1 count=$2 pattern=$3
     shift 3
-    (launch "$ranks" "$program" "$@") >"$work/out" 2>&1 || case $1 in late | vain | dropped) ;; *) false ;; esac || fail "exit code $?: $*"
+    (launch "$ranks" "$program" "$@") >"$work/out" 2>&1 || case $1 in late | still | vain | dropped) ;; *) false ;; esac || fail "exit code $?: $*"
     [ "$(grep -c -e "$pattern" "$work/out")" = "$count" ] || fail "no $count lines with $pattern: -n $ranks $*"
 }
 
@@ -78,6 +78,7 @@ for mpi in openmpi mpich; do
     expect 4 4 'rank \([0-3]\) of 4, local rank \1$' where
     expect 3 3 'rank 0 all_reduce #1 (sum of f32\[4\] at .* broadcast #1' mismatch mpi
     expect 3 2 'rank [01] waited 2[.0-9]* s for rank 2' late mpi
+    expect 2 1 'rank 1: .*all_reduce #3 .*rank 1 waited [2-9][.0-9]* s for the transfer, and the store does not answer' still mpi
     expect 4 1 'rank 0: .*recv (f32\[1\] from rank 1, tag 3 at .*: rank 0 waited 1[.0-9]* s for rank 1' vain mpi
     expect 2 1 'rank 1: .*recv (f32\[4\] from rank 0, tag 9 .*rank 0 has sent more than the 4 elements' unequal mpi
     expect 2 1 'rank 1: .*recv (f32\[4\] from rank 0, tag 9 .*rank 0 has sent 12 bytes where 16 are' unequal mpi

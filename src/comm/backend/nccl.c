@@ -18,13 +18,9 @@
 
 /* ---- Whose failure it was ---------------------------------------------------------------------------------------- */
 
-enum { KEY = 200, REASON = 400 };
+enum { KEY = TR__RENDEZVOUS_KEY, REASON = 400, TELL_MS = 1000 };
 
-static char *reason_key(const tr__nccl_group *g, char key[KEY])
-{
-    snprintf(key, KEY, "group/%s/nccl/%ld/failed", g->base.member.group, g->base.meeting.generation);
-    return key;
-}
+static const char reason_key[] = "nccl-failed";
 
 void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
 {
@@ -32,9 +28,10 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
     if (status == TR_PEER) return; /* which is another rank's to tell */
     TR__KEEP_ERROR;
     int length = snprintf(text, sizeof text, "rank %d failed: %s", g->base.member.rank, tr_error_message());
-    size_t bytes = length < REASON ? (size_t)length : REASON - 1;
-    /* when that fails, too, NCCL's word must do */
-    (void)!tr_store_set(g->base.member.store, reason_key(g, key), text, bytes);
+    tr__change reason = {.kind = TR__CHANGE_SET, .value = text, .bytes = length < REASON ? (size_t)length : REASON - 1};
+    tr__rendezvous_key(&g->base.meeting, reason_key, -1, key);
+    /* When that fails, too, NCCL's word must do; the rank that serves the store may be the one that stands still. */
+    (void)!tr__store_change(g->base.member.store, key, &reason, TELL_MS, NULL, NULL);
 }
 
 /* NCCL knows only that another rank has failed; the store may know which, and why. */
@@ -43,7 +40,8 @@ static tr_status fail_with_peer(const tr__nccl_group *g, ncclComm_t comm)
     char key[KEY];
     void *value = NULL;
     size_t bytes;
-    tr_status known = tr__store_get(g->base.member.store, reason_key(g, key), 0, &value, &bytes);
+    tr__rendezvous_key(&g->base.meeting, reason_key, -1, key);
+    tr_status known = tr__store_get(g->base.member.store, key, 0, &value, &bytes);
     tr_status status = tr__nccl_fail(g->l, ncclRemoteError, comm, "NCCL");
     if (known == TR_OK) status = tr__fail(TR_PEER, "%.*s", (int)bytes, (char *)value);
     free(value);
@@ -314,7 +312,7 @@ static tr_status share_id(tr__nccl_group *g, ncclUniqueId *id)
 {
     const tr__member *m = &g->base.member;
     char key[KEY];
-    snprintf(key, sizeof key, "group/%s/nccl/%ld", m->group, g->base.meeting.generation);
+    tr__rendezvous_key(&g->base.meeting, "nccl", -1, key);
     if (m->rank == 0) {
         ncclResult_t result = g->l->ncclGetUniqueId(id);
         if (result == ncclSuccess) return tr_store_set(m->store, key, id, sizeof *id);

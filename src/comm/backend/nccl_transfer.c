@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_NS = 1000000, KEY = 200 };
+enum { LOOK_NS = 1000000, KEY = TR__RENDEZVOUS_KEY };
 
 /* ---- Which transfers a lane has ---------------------------------------------------------------------------------- */
 
@@ -37,10 +37,10 @@ static tr__nccl_transfer *find(const tr__nccl_group *g, const tr__nccl_lane *lan
 
 static char *key_of(const tr__nccl_group *g, const tr__nccl_lane *lane, char key[KEY])
 {
+    char from[32];
     int rank = g->base.member.rank;
-    snprintf(key, KEY, "group/%s/nccl/%ld/%d-%d", g->base.member.group, g->base.meeting.generation,
-        lane->sends ? rank : lane->peer, lane->sends ? lane->peer : rank);
-    return key;
+    snprintf(from, sizeof from, "nccl-from-%d", lane->sends ? rank : lane->peer);
+    return tr__rendezvous_key(&g->base.meeting, from, lane->sends ? lane->peer : rank, key);
 }
 
 static tr_status send_id(const tr__nccl_group *g, const tr__nccl_lane *lane, ncclUniqueId *id)

@@ -56,7 +56,7 @@ static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequenc
 
 /* ---- Who is late ------------------------------------------------------------------------------------------------- */
 
-enum { KEY = 200, NAMED = 6 };
+enum { NAMED = 6, AT_ONCE = 64, NOTE_MS = 1000 };
 
 void tr__polled_begin_to_wait(tr__polled *p, uint64_t sequence, int timeout_ms)
 {
@@ -68,41 +68,39 @@ void tr__polled_begin_to_wait(tr__polled *p, uint64_t sequence, int timeout_ms)
     l->look = l->begin + (int64_t)timeout_ms * 875000; /* before the first to time out can take the store along */
 }
 
-static char *late_key(const tr__polled *p, int rank, char key[KEY])
+/* The store gets little time: the rank that serves it may be the one that is late. */
+static void note_wait(tr__polled *p)
 {
-    snprintf(key, KEY, "group/%s/waits/%ld/%d", p->member.group, p->meeting.generation, rank);
-    return key;
-}
-
-/* What fails with the store here is nobody's concern. */
-static void note_wait(const tr__polled *p)
-{
-    const tr__late *l = &p->late;
-    char key[KEY], number[24];
-    int length = snprintf(number, sizeof number, "%" PRIu64, l->sequence);
-    tr_status status = tr_store_set(p->member.store, late_key(p, p->member.rank, key), number, (size_t)length);
-    (void)status;
+    tr__late *l = &p->late;
+    char key[TR__RENDEZVOUS_KEY], number[24];
+    tr__change note = {.kind = TR__CHANGE_SET, .value = number};
+    note.bytes = (size_t)snprintf(number, sizeof number, "%" PRIu64, l->sequence);
+    tr__rendezvous_key(&p->meeting, "waits", p->member.rank, key);
+    l->silent = tr__store_change(p->member.store, key, &note, NOTE_MS, NULL, NULL) != TR_OK;
     tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %.3g s in collective #%" PRIu64, p->member.group,
         p->member.rank, (double)(tr__now_ns() - l->begin) / 1e9, l->sequence);
 }
 
-static bool is_late(const tr__polled *p, int rank)
-{
-    char key[KEY];
-    void *value = NULL;
-    size_t bytes;
-    tr_status status = tr__store_get(p->member.store, late_key(p, rank, key), 0, &value, &bytes);
-    bool late = status == TR_TIMEOUT || (status == TR_OK && strtoull(value, NULL, 10) < p->late.sequence);
-    free(value);
-    return late;
-}
-
+/* Of those that have not noted that they wait, too. Our own note shows whether the store answers. */
 static void find_late(tr__polled *p)
 {
-    int late[NAMED], count = 0;
-    for (int rank = 0; rank < p->member.world_size; rank++)
-        if (rank != p->member.rank && is_late(p, rank) && count++ < NAMED) late[count - 1] = rank;
-    if (count) tr__ranks_text(late, count < NAMED ? count : NAMED, count, p->late.names);
+    tr__late *l = &p->late;
+    int late[NAMED], count = 0, own = p->member.rank;
+    for (int first = 0; first < p->member.world_size && !l->silent; first += AT_ONCE) {
+        char texts[AT_ONCE + 1][TR__RENDEZVOUS_KEY];
+        const char *keys[AT_ONCE + 1];
+        tr__store_value values[AT_ONCE + 1] = {0};
+        int asked = p->member.world_size - first < AT_ONCE ? p->member.world_size - first : AT_ONCE;
+        for (int i = 0; i <= asked; i++) keys[i] = tr__rendezvous_key(&p->meeting, "waits", i < asked ? first + i : own, texts[i]);
+        tr_status status = tr__store_gather(p->member.store, keys, asked + 1, 0, values);
+        l->silent = (status != TR_OK && status != TR_TIMEOUT) || !values[asked].data;
+        for (int i = 0; i < asked && !l->silent; i++) {
+            bool waits = values[i].data && strtoull(values[i].data, NULL, 10) >= l->sequence;
+            if (first + i != own && !waits && count++ < NAMED) late[count - 1] = first + i;
+        }
+        tr__store_values_free(values, asked + 1);
+    }
+    if (count && !l->silent) tr__ranks_text(late, count < NAMED ? count : NAMED, count, l->names);
 }
 
 /* TR_TIMEOUT after the deadline: "rank 0 waited 600 s for rank 2". */
@@ -111,7 +109,8 @@ static tr_status check_late(tr__polled *p, int64_t now)
     tr__late *l = &p->late;
     if (now > l->deadline)
         return tr__fail(TR_TIMEOUT, "rank %d waited %.3g s for %s", p->member.rank, (double)(now - l->begin) / 1e9,
-            l->names[0] ? l->names : "the transfer, and no rank is known to be late");
+            l->names[0] ? l->names : l->silent ? "the transfer, and the store does not answer, where ranks say that they wait"
+                                               : "the transfer, and no rank is known to be late");
     if (!p->member.store) return TR_OK;
     if (!l->noted && now > l->note) {
         l->noted = true;

@@ -21,7 +21,7 @@ typedef struct tr__polled tr__polled;
 typedef struct tr__late {
     uint64_t sequence;
     int64_t begin, note, look, deadline; /* by tr__now_ns() */
-    bool noted, looked;
+    bool noted, looked, silent; /* silent: the store did not answer, as the rank that serves it may stand still */
     char names[TR__RANKS_TEXT]; /* empty: nobody known */
 } tr__late;
 
