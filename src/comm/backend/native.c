@@ -44,35 +44,28 @@ static tr_status listen_for_all(native *n, tr__endpoint_record *mine)
     return TR_OK;
 }
 
-static tr_status check_wishes(const native *n, const tr__endpoint_record *records)
-{
-    const tr__endpoint_record *mine = &records[n->member.rank];
-    for (int rank = 0; rank < n->member.world_size; rank++) {
-        const tr__endpoint_record *wants = mine->tls ? mine : &records[rank], *other = mine->tls ? &records[rank] : mine;
-        if (wants->tls != other->tls)
-            return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) is to encrypt its connections and rank %d (on host "
-                "%s) is not; all must be given the same .encrypt or TRIREME_ENCRYPT", n->member.group, wants->rank,
-                wants->host, other->rank, other->host);
-    }
-    return TR_OK;
-}
-
 static tr_status check_transports(const native *n, const tr__endpoint_record *records)
 {
     const tr__endpoint_record *mine = &records[n->member.rank];
-    int elsewhere = -1; /* a rank of another machine */
+    int elsewhere = -1, unlike = -1; /* a rank of another machine; one that is to encrypt where we are not, or the other way round */
     for (int rank = 0; rank < n->member.world_size; rank++) {
         bool shm = strcmp(records[rank].address, "-") != 0, tcp = strcmp(records[rank].tcp_address, "-") != 0;
         if (shm != (n->shm != NULL) || tcp != (n->tcp != NULL))
             return tr__fail(TR_MISMATCH, "group '%s': ranks %d and %d are to use different transports; all must be given "
                 "the same .transport", n->member.group, n->member.rank, rank);
         if (elsewhere < 0 && strcmp(records[rank].machine, mine->machine) != 0) elsewhere = rank;
+        if (unlike < 0 && records[rank].tls != mine->tls) unlike = rank;
         if (tcp && records[rank].table != mine->table)
             return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) and rank %d (on host %s) have different tables of "
                 "algorithms; all must be given the same .algorithms or TRIREME_ALGORITHMS, and files with the same rows",
                 n->member.group, n->member.rank, mine->host, rank, records[rank].host);
     }
-    TR__TRY(check_wishes(n, records));
+    if (unlike >= 0) {
+        const tr__endpoint_record *wants = mine->tls ? mine : &records[unlike], *other = mine->tls ? &records[unlike] : mine;
+        return tr__fail(TR_MISMATCH, "group '%s': rank %d (on host %s) is to encrypt its connections and rank %d (on host %s) is "
+            "not; all must be given the same .encrypt or TRIREME_ENCRYPT", n->member.group, wants->rank, wants->host,
+            other->rank, other->host);
+    }
     if (elsewhere >= 0 && !n->tcp)
         return tr__fail(TR_UNSUPPORTED, "group '%s': rank %d is on host %s and rank %d on host %s; the transport 'shm' "
             "joins ranks that share one host's memory and network namespace", n->member.group, n->member.rank,
