@@ -427,8 +427,8 @@ typedef struct tr_rpc_call {
     int timeout_ms;        /* 0: the agent's */
 } tr_rpc_call;
 /* tr_rpc_async(rpc, "ps", "add", a, b): up to 8 arguments. It returns at once, but for the queue's limit; arguments may
- * be changed then. tr_rpc_sync waits. The future is in error when the call failed: the message is
- * "rpc: add on \"ps\": " and the remote's. */
+ * be changed then. tr_rpc_sync waits. The message of a call that failed is "rpc: add on \"ps\": " and the remote's.
+ * tr_future_wait() tells its status, and the future that tr_rpc_sync gives is in error then. */
 #define tr_rpc_async(rpc, to, ...) tr_rpc_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__), false)
 #define tr_rpc_sync(rpc, to, ...) tr_rpc_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__), true)
 /* Runs the function there and leaves its result there: returns a reference to it, at once. */

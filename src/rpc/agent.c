@@ -189,7 +189,7 @@ static void rank_has_missed(void *user, int rank)
     tr__rpc_lose(rpc, rank, TR__RPC_MISSED);
 }
 
-static tr_status say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
+tr_status tr__rpc_say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending)
 {
     static const struct {
         tr_status status;
@@ -216,7 +216,7 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
     tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
     if (ending < TR__RPC_DAMAGED) tr__rpc_read_rest(rpc, link); /* its last words */
     if ((ending == TR__RPC_DIED || ending == TR__RPC_LEFT) && link->local) tr__raw_idle(rpc->group);
-    say_why(rpc, link, ending);
+    tr__rpc_say_why(rpc, link, ending);
     link->why = tr__error_take();
     tr__drain_gone(rpc, link, ending == TR__RPC_LEFT);
     if (ending >= TR__RPC_DAMAGED && link->stream) tr__link_refuse(link);

@@ -269,6 +269,8 @@ const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name);
 /* The link is at its end: what came before is read yet, then all calls to the worker fail. The clock does that. False: it was
  * at its end before. */
 bool tr__rpc_lose(tr_rpc *rpc, int worker, tr__rpc_ending ending);
+/* Fails with why a worker is lost, and its name. */
+tr_status tr__rpc_say_why(const tr_rpc *rpc, const tr__rpc_link *link, tr__rpc_ending ending);
 /* The clock's part of it. True: it should look again soon. */
 bool tr__rpc_end_links(tr_rpc *rpc);
 

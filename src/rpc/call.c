@@ -395,8 +395,7 @@ tr_future *tr_rpc_async_with(const tr_rpc_call *call)
 tr_future *tr_rpc_sync_with(const tr_rpc_call *call)
 {
     tr_future *f = call_with(call, 0, NULL, NULL);
-    tr_status status = tr_future_wait(f);
-    (void)status; /* the future's own */
+    if (tr_future_wait(f) != TR_OK) tr_object_break(f); /* no other thread has it yet */
     return f;
 }
 

@@ -580,7 +580,8 @@ static tr_status await_memory(tr_rpc *rpc, const tr__rpc_link *link, uint64_t se
         there = tr__raw_hold(rpc->group, link->worker, segment, now + LOOK_MS * (int64_t)1000000, mapping);
     }
     if (there && mapping->bytes >= bytes) return TR_OK;
-    if (atomic_load(&link->ending) == TR__RPC_MISSED) return tr__fail_stored(link->missed);
+    tr__rpc_ending ending = (tr__rpc_ending)atomic_load(&link->ending);
+    if (ending != TR__RPC_LASTS) return tr__fail_context(tr__rpc_say_why(rpc, link, ending), "tr_rpc_start");
     return tr__fail(TR_TIMEOUT, "rpc: worker %d has not shown its memory", link->worker);
 }
 

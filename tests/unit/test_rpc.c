@@ -175,6 +175,7 @@ static void fail_in_all_ways(rank *r, tr_rpc *rpc, const char *to)
     CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "add", 1, 2.0)) == TR_INVALID);
     SAYS("it is i64, i64 -> i64, and was called with i64, f64");
     CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "add", 1)) == TR_INVALID);
+    CHECK(tr_status_of(tr_rpc_sync(rpc, to, "add", 1)) == TR_INVALID && tr_status_of(tr_rpc_sync(rpc, to, "add", 1, 2)) == TR_OK);
     CHECK(tr_future_wait(tr_rpc_sync(rpc, "nobody", "add", 1, 2)) == TR_NOT_FOUND);
     SAYS("there is no worker \"nobody\"");
     CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "bad_tensor")) != TR_OK);

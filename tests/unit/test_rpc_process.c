@@ -3,6 +3,7 @@
 #include "processes.h"
 
 #include "base/clock.h"
+#include "rpc/agent.h"
 
 #include <trireme/rpc.h>
 
@@ -93,6 +94,10 @@ static tr_status go_on_without(const rank *r, tr_rpc *rpc, phase what)
     CHECK(tr_future_wait(tr_rpc_sync(rpc, tr_rpc_name(rpc, VICTIM), "echo", tr_ones(TR_SHAPE(1)))) == TR_PEER);
     CHECK(strstr(tr_error_message(), "worker 1") && strstr(tr_error_message(), "worker1"));
     CHECK(strstr(tr_error_message(), "died") || strstr(tr_error_message(), "closed its connection"));
+    if (rpc->links[VICTIM].local) { /* as where a rank of a new agent finds one dead whose memory it looks for */
+        CHECK(tr__link_find_ring(rpc, &rpc->links[VICTIM], 0) == TR_PEER);
+        CHECK(strstr(tr_error_message(), "worker 1 (\"worker1\"") && strstr(tr_error_message(), "died"));
+    }
     for (int i = 0; i < 20; i++)
         for (int to = 0; to < r->world; to++)
             if (to != VICTIM) TRY(act(rpc, to, what == LARGE_CALLS ? LARGE_CALLS : SMALL_CALLS));
