@@ -153,8 +153,8 @@ TR_API TR_MUST_CHECK tr_status tr_dist_optimizer_load(tr_dist_optimizer *optimiz
  * tr_seed() here count for the calls from here: it evaluates after tr_eval() here or at its owner, and its dropouts draw what
  * they would in a net of one process. */
 TR_API tr_module *tr_remote_module(tr_rref *module);
-/* References to its parameters, in the order of tr_parameters(), into out if there are at most `most`; their number, -1
- * when it failed. */
+/* References to its parameters, in the order of tr_parameters(), into out, which has room for `most`; their number. -1 when it
+ * failed, or out has too little room (TR_INVALID says how many there are). With a `most` of 0 it only counts. */
 TR_API int tr_remote_parameters(tr_rref *module, tr_rref **out, int most);
 /* The same of a module of this worker's: those that are here, and those of remote modules in it, where they are. What stands
  * in several places counts once. */

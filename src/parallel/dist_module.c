@@ -125,7 +125,8 @@ bool tr__is_remote_module(const tr_module *module)
     return module->forward == call_forward;
 }
 
-int tr_remote_parameters(tr_rref *module, tr_rref **out, int most)
+/* How many parameters the module has; into out, if there are at most `most`. -1: the thread's latest failure says why. */
+static int find_remote(tr_rref *module, tr_rref **out, int most)
 {
     int64_t n;
     {
@@ -139,6 +140,19 @@ int tr_remote_parameters(tr_rref *module, tr_rref **out, int most)
         if (tr_status_of(out[i]) != TR_OK) return -1;
     }
     return (int)n;
+}
+
+/* The number goes to an optimizer with the array: one beyond the array must not. */
+static int checked_count(const char *who, int count, int most)
+{
+    if (count <= most || most == 0) return count;
+    tr__fail(TR_INVALID, "%s: there are %d parameters, and out has room for %d", who, count, most);
+    return -1;
+}
+
+int tr_remote_parameters(tr_rref *module, tr_rref **out, int most)
+{
+    return checked_count("remote parameters", find_remote(module, out, most), most);
 }
 
 /* ---- Everywhere: the parameters of a module of which parts are elsewhere -------------------------------------------------- */
@@ -171,7 +185,7 @@ static tr_status gather_remote(tr__walk *walk, tr_module *module)
     gathering *g = walk->user;
     if (module->forward != call_forward || seen_before(g, module)) return TR_OK;
     int room = g->count < g->most ? g->most - g->count : 0;
-    int n = tr_remote_parameters(((remote *)module->state)->module, room ? g->out + g->count : NULL, room);
+    int n = find_remote(((remote *)module->state)->module, room ? g->out + g->count : NULL, room);
     if (n < 0) return TR_STATE; /* why, is the thread's latest failure */
     g->count += n;
     return note_seen(g, module);
@@ -194,5 +208,5 @@ int tr_dist_parameters(tr_rpc *rpc, tr_module *module, tr_rref **out, int most)
     gathering g = {.rpc = rpc, .out = out, .most = most};
     tr_status status = tr__module_walk(module, &(tr__walk){.module = gather_remote, .tensor = gather_here, .user = &g});
     free((void *)g.seen);
-    return status == TR_OK ? g.count : -1;
+    return status == TR_OK ? checked_count("dist parameters", g.count, most) : -1;
 }

@@ -315,7 +315,10 @@ static void modules_on_w0(rank *r, dist_worker *w)
     enum { both = 2 * DIST_PARAMETERS };
     tr_rref *parameters[both + 1] = {NULL};
     tr_module *twice = tr_sequential(there, w->net, there, w->net);
-    CHECK(tr_dist_parameters(w->rpc, twice, parameters, both - 1) == both && !parameters[both - 1]);
+    CHECK(tr_dist_parameters(w->rpc, twice, NULL, 0) == both);
+    int beyond = tr_dist_parameters(w->rpc, twice, parameters, both - 1);
+    CHECK(beyond == -1 && !parameters[both - 1]);
+    CHECK(tr_status_of(tr_dist_optimizer_new(w->rpc, parameters, beyond, TR_DIST_SGD(.lr = 0.1))) == TR_INVALID);
     CHECK(tr_dist_parameters(w->rpc, twice, parameters, both + 1) == both && !parameters[both]);
     for (int i = 0; i < both; i++) {
         CHECK(tr_rref_owner(parameters[i]) == (i < DIST_PARAMETERS ? 2 : 0));
