@@ -18,6 +18,53 @@ static void check(bool holds, const char *what)
     exit(1);
 }
 
+static tr_module *parallel_layers(tr_group *tp)
+{
+    tr_module *net = tr_module_new("layers", 0, NULL);
+    tr_module_add(net, "up", tr_column_linear(4, 8, .group = tp, .seed = 5));
+    tr_module_add(net, "down", tr_row_linear(8, 4, .group = tp, .seed = 6));
+    return net;
+}
+
+static tr_tensor *through(tr_module *net)
+{
+    tr_tensor *h = tr_relu(tr_forward(tr_module_find(net, "up"), tr_ones(TR_SHAPE(2, 4))));
+    return tr_mean(tr_forward(tr_module_find(net, "down"), h));
+}
+
+static void check_same(const tr_tensor_list *a, const tr_tensor_list *b, const char *what)
+{
+    check(tr_list_count(a) == tr_list_count(b), what);
+    for (int i = 0; i < tr_list_count(a); i++) {
+        tr_tensor *x = tr_list_at(a, i), *y = tr_list_find(b, tr_list_name(a, i));
+        check(y && tr_numel(x) == tr_numel(y) && tr_item(tr_max(tr_abs(tr_sub(tr_cast(x, TR_F64), tr_cast(y, TR_F64))))) < 1e-6, what);
+    }
+}
+
+/* On as many ranks as there are, on one, and back. */
+static void change_the_number_of_slices(tr_group *world)
+{
+    TR_SCOPE;
+    tr_group *alone = tr_group_split(world, tr_rank(world), 0);
+    tr_module *cut = parallel_layers(world), *whole = parallel_layers(alone);
+    tr_optimizer *of_cut = tr_adam(tr_parameters(cut)), *of_whole = tr_adam(tr_parameters(whole));
+    TR_CHECK(tr_backward(through(cut)));
+    TR_CHECK(tr_step(of_cut));
+    tr_tensor_list *model = join_slices(tr_state_dict(cut), world), *state = join_slices(tr_optimizer_state(of_cut), world);
+    TR_CHECK(tr_backward(through(whole)));
+    TR_CHECK(tr_step(of_whole));
+    check_same(model, tr_state_dict(whole), "joined slices are the whole layers");
+    check_same(state, tr_optimizer_state(of_whole), "and their moments those of one optimizer");
+    TR_CHECK(tr_load_state_dict(whole, cut_slices(model, alone)));
+    TR_CHECK(tr_optimizer_load(of_whole, cut_slices(state, alone)));
+    tr_module *again = parallel_layers(world);
+    tr_optimizer *of_again = tr_adam(tr_parameters(again));
+    TR_CHECK(tr_load_state_dict(again, cut_slices(tr_state_dict(whole), world)));
+    TR_CHECK(tr_optimizer_load(of_again, cut_slices(tr_optimizer_state(of_whole), world)));
+    check_same(tr_state_dict(again), tr_state_dict(cut), "cut again they are the slices");
+    check_same(tr_optimizer_state(of_again), tr_optimizer_state(of_cut), "and so are their moments");
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) return 2;
@@ -90,6 +137,7 @@ int main(int argc, char **argv)
     save_parts(&j, mesh, path, 20);
     check(resume_parts(&j, mesh, path) == 20, "and save again what one had saved");
     TR_CHECK(tr_mesh_leave(mesh));
+    change_the_number_of_slices(j.world);
     TR_CHECK(tr_leave(j.world));
     return 0;
 }
