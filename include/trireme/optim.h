@@ -228,9 +228,10 @@ typedef struct tr_param_group_options {
 #define tr_param_group(...) TR__NEW2(tr_param_group, optimizer, parameters, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_param_group_with(const tr_param_group_options *options);
 
-/* One update from the gradients that are there; a parameter without one stays as it is. A warning in the log, once, says where a
- * training loop seems to lack its TR_SCOPE: after 100 steps in one scope that holds more objects at each, and 64 MiB more. */
-TR_API TR_MUST_CHECK tr_status tr_step(tr_optimizer *optimizer);
+/* tr_step(optimizer): one update from the gradients that are there; a parameter without one stays as it is. A warning in the log,
+ * once, says where a loop seems to lack its TR_SCOPE: after 100 steps in one scope that holds more objects at each, and 64 MiB more. */
+#define tr_step(optimizer) tr_step_at((optimizer), TR__FILE, TR__LINE)
+TR_API TR_MUST_CHECK tr_status tr_step_at(tr_optimizer *optimizer, const char *file, int line);
 /*
  * Steps in backward: from now on tr_backward() updates each parameter the moment its gradient is final, its hooks have seen it
  * and nothing in the graph has yet to read the parameter, and gives the gradient up (Lv et al. 2023). There is no memory for
@@ -253,8 +254,8 @@ TR_API TR_MUST_CHECK tr_status tr_step_in_backward(tr_optimizer *optimizer, bool
 TR_API void tr_zero_grad(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_set_lr(tr_optimizer *optimizer, double lr);
 TR_API double tr_lr(const tr_optimizer *optimizer);
-/* Moments (the optimizer's own, not copies) and step counts by parameter name: "h.0.ln_1.weight.exp_avg". After the dot
- * stand PyTorch's names:
+/* tr_optimizer_state(optimizer): moments (the optimizer's own, not copies) and step counts by parameter name:
+ * "h.0.ln_1.weight.exp_avg". After the dot stand PyTorch's names:
  *   Adam, AdamW   exp_avg, exp_avg_sq, with AMSGrad max_exp_avg_sq, step
  *   SGD           with momentum momentum_buffer, step, else nothing
  *   RMSprop       square_avg, when centered grad_avg, with momentum momentum_buffer, step
@@ -265,9 +266,12 @@ TR_API double tr_lr(const tr_optimizer *optimizer);
  *   Rprop         prev, step_size, step
  *   Lion          exp_avg, step
  *   LARS, Muon    momentum_buffer, step
- * The learning rate is not among them. Loading is all or nothing, as in tr_load_state_dict(). */
-TR_API tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer);
-TR_API TR_MUST_CHECK tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
+ * The learning rate is not among them. tr_optimizer_load(optimizer, state) is all or nothing, as tr_load_state_dict(). */
+#define tr_optimizer_state(optimizer) tr_optimizer_state_at((optimizer), TR__FILE, TR__LINE)
+#define tr_optimizer_load(optimizer, state) tr_optimizer_load_at((optimizer), (state), TR__FILE, TR__LINE)
+TR_API tr_tensor_list *tr_optimizer_state_at(tr_optimizer *optimizer, const char *file, int line);
+TR_API TR_MUST_CHECK tr_status tr_optimizer_load_at(tr_optimizer *optimizer, const tr_tensor_list *state, const char *file,
+    int line);
 
 /* tr_clip_grad_norm(optimizer, max_norm, &norm): scales all gradients so that their joint 2-norm is at most max_norm (Pascanu et al.
  * 2013). norm, when not NULL, gets the norm from before. A norm that is not finite is an error, and changes nothing. It is the norm of

@@ -483,8 +483,9 @@ static void watch_scope(tr_optimizer *o)
         steps, held - o->scope_watch.held_first, tr_device_name(device, name), 1e-6 * (double)(memory.in_use - o->scope_watch.bytes));
 }
 
-tr_status tr_step(tr_optimizer *optimizer)
+tr_status tr_step_at(tr_optimizer *optimizer, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     if (!optimizer) return tr__fail(TR_INVALID, "tr_step: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
     watch_scope(optimizer);
@@ -591,8 +592,9 @@ static tr_status list_state(const tr_optimizer *o, states *whole, tr_tensor_list
     return TR_OK;
 }
 
-tr_tensor_list *tr_optimizer_state(tr_optimizer *optimizer)
+tr_tensor_list *tr_optimizer_state_at(tr_optimizer *optimizer, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     if (!optimizer) return tr__object_fail(&tr__list_type, TR_INVALID, "tr_optimizer_state: the optimizer is NULL");
     if (tr__error_of(optimizer)) return tr__object_pass(&tr__list_type, optimizer);
     tr_tensor_list *state = tr_list_new();
@@ -634,8 +636,9 @@ static tr_status load(tr_optimizer *o, states *whole, const tr_tensor_list *stat
     return TR_OK;
 }
 
-tr_status tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state)
+tr_status tr_optimizer_load_at(tr_optimizer *optimizer, const tr_tensor_list *state, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     if (!optimizer) return tr__fail(TR_INVALID, "tr_optimizer_load: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
     TR_SCOPE;

@@ -71,8 +71,9 @@ static tr_status cut(tr_optimizer *o, tr__optimizer_part *part, int rank, int ra
     return TR_OK;
 }
 
-tr_status tr_shard_optimizer(tr_optimizer *optimizer, tr_group *group)
+tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     TR__TRY(tr_status_of(optimizer));
     TR__TRY(tr_status_of(group));
     if (!optimizer || !group) return tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");

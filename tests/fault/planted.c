@@ -14,8 +14,8 @@ tr_tensor_list *__real_tr__safetensors_load(const char *path, const tr__file_rec
 tr_tensor_list *__wrap_tr__safetensors_load(const char *path, const tr__file_record *record);
 tr_status __real_tr__history_rows(const tr_tensor_list *list, tr_metrics_row **rows, int64_t *count);
 tr_status __wrap_tr__history_rows(const tr_tensor_list *list, tr_metrics_row **rows, int64_t *count);
-tr_status __real_tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
-tr_status __wrap_tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state);
+tr_status __real_tr_optimizer_load_at(tr_optimizer *optimizer, const tr_tensor_list *state, const char *file, int line);
+tr_status __wrap_tr_optimizer_load_at(tr_optimizer *optimizer, const tr_tensor_list *state, const char *file, int line);
 uint32_t __real_tr__crc32c(uint32_t crc, const void *data, size_t bytes);
 uint32_t __wrap_tr__crc32c(uint32_t crc, const void *data, size_t bytes);
 ssize_t __real_tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
@@ -44,9 +44,9 @@ tr_status __wrap_tr__history_rows(const tr_tensor_list *list, tr_metrics_row **r
     return status;
 }
 
-tr_status __wrap_tr_optimizer_load(tr_optimizer *optimizer, const tr_tensor_list *state)
+tr_status __wrap_tr_optimizer_load_at(tr_optimizer *optimizer, const tr_tensor_list *state, const char *file, int line)
 {
-    return planted(DEFECT_STATE) ? TR_OK : __real_tr_optimizer_load(optimizer, state);
+    return planted(DEFECT_STATE) ? TR_OK : __real_tr_optimizer_load_at(optimizer, state, file, line);
 }
 
 /* The checksum of every message is 0, and so is that of what came instead. */

@@ -15,7 +15,7 @@
 
 typedef enum call {
     EVALUATE, BACKWARD, FIT, STEP, MAKE_DDP, MAKE_TRAINER, MAKE_MESH, MAKE_LOADER, MAKE_SAMPLER,
-    PIPELINE, CLIP, UNSCALE, SCALED_STEP, CALLS
+    PIPELINE, CLIP, UNSCALE, SCALED_STEP, SHARD, SHARDED_STEP, SHARDED_STATE, CALLS
 } call;
 
 static tr_tensor *mean_loss(tr_tensor *y, tr_tensor *target, void *user)
@@ -40,6 +40,11 @@ static void lose_a_rank(rank *r)
         OK(tr_mark_shard(tr_list_at(tr_parameters(net), 0), r->group));
         opt = tr_sgd(tr_parameters(net), .lr = 1);
         OK(tr_backward(tr_scale_loss(scaler, tr_mean(tr_forward(net, x)))));
+    }
+    if (which == SHARD || which == SHARDED_STEP || which == SHARDED_STATE) {
+        opt = tr_adam(tr_parameters(net));
+        OK(tr_backward(tr_mean(tr_forward(net, x))));
+        if (which != SHARD) OK(tr_shard_optimizer(opt, r->group));
     }
     if (which == PIPELINE) {
         net = r->number ? tr_linear(2, 4, .seed = 2) : net;
@@ -110,6 +115,18 @@ static void lose_a_rank(rank *r)
         break;
     case SCALED_STEP:
         CHECK(tr_scaled_step(scaler, opt) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case SHARD:
+        CHECK(tr_shard_optimizer(opt, r->group) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case SHARDED_STEP:
+        CHECK(tr_step(opt) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case SHARDED_STATE:
+        CHECK(tr_status_of(tr_optimizer_state(opt)) == TR_PEER);
         TELLS(__LINE__ - 1);
         break;
     default: CHECK(false);
