@@ -267,8 +267,8 @@ TR_API TR_MUST_CHECK tr_status tr_mark_shard(tr_tensor *parameter, tr_group *gro
 
 /* tr_shard_optimizer(optimizer, group): each rank of the group keeps its shard of the optimizer's state only, updates that shard
  * of the parameters, and all gather the others' after each step: stage 1 of ZeRO (Rajbhandari et al. 2020). Not for LAMB, LARS and
- * Muon. Collective: all ranks call it, with optimizers alike and in the same state, best right after making them; rules, settings
- * and parameters that differ are TR_MISMATCH, as with tr_ddp(). Gradients must be the same on all ranks, as
+ * Muon. Collective: all ranks call it, with optimizers alike and in the same state, best right after making them; rules, settings,
+ * learning rates and parameters that differ are TR_MISMATCH, as with tr_ddp(). Gradients must be the same on all ranks, as
  * tr_ddp() leaves them. tr_step(), tr_optimizer_state() and tr_optimizer_load() are then collective; the state dict is whole, so
  * that a checkpoint fits any number of ranks. */
 #define tr_shard_optimizer(optimizer, group) tr_shard_optimizer_at((optimizer), (group), TR__FILE, TR__LINE)

@@ -86,6 +86,7 @@ tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const 
     tr__facts facts = {0};
     tr__tensors_say(optimizer->list, &facts);
     tr__optimizer_say(optimizer, &facts); /* each shard of a parameter would follow its own rule, and all ranks get the mixture */
+    tr__facts_number(&facts, "lr", tr_lr(optimizer));
     TR__TRY(tr__agree_once(group, "shard_optimizer", &facts));
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);

@@ -378,6 +378,9 @@ static void without_a_trainer(rank *r)
     tr_optimizer *decay = tr_sgd(tr_parameters(net), .weight_decay = r->number);
     CHECK(tr_shard_optimizer(decay, r->group) == TR_MISMATCH);
     SAYS("shard_optimizer: ranks differ: optimizer.weight_decay is 0 on rank 0, 1 on rank 1");
+    tr_optimizer *rate = tr_sgd(tr_parameters(net), .lr = r->number ? 0.2 : 0.1);
+    CHECK(tr_shard_optimizer(rate, r->group) == TR_MISMATCH); /* replicas would stay alike, at two rates: nothing else finds it */
+    SAYS("shard_optimizer: ranks differ: lr is 0.1 on rank 0, 0.2 on rank 1");
     OK(tr_shard_optimizer(tr_sgd(tr_parameters(net)), r->group));
 }
 
