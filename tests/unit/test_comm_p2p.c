@@ -257,15 +257,19 @@ static void messages_that_differ_are_errors_on_both_sides(void **state)
 
 static void wait_in_vain(rank *r)
 {
-    float x[4];
+    float x[4] = {0};
     OK(tr_barrier(r->group));
     if (r->number == 0) {
+        OK(tr_recv(r->group, x, 4, .peer = 1, .tag = 7)); /* what was sent before it is here */
         CHECK(tr_recv(r->group, x, 4, .peer = 1, .tag = 9, .timeout_ms = 100) == TR_TIMEOUT);
         SAYS("recv (f32[4] from rank 1, tag 9 at ");
         SAYS("waited 0.1 s for rank 1 (pid ");
         SAYS("rank 1 has done barrier #1");
+        SAYS("; what came from it is for another tag: send (f32[2] to rank 0, tag 6 at ");
         return;
     }
+    OK(tr_send(r->group, x, 2, .peer = 0, .tag = 6));
+    OK(tr_send(r->group, x, 4, .peer = 0, .tag = 7));
     TR_SCOPE;
     tr_work *work = tr_recv_async(r->group, x, 4, .peer = 0, .tag = 8);
     CHECK(tr_wait(work) == TR_TIMEOUT); /* the group is broken for all */

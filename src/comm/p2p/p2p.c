@@ -109,6 +109,14 @@ tr__signature tr__p2p_call(const tr__p2p *p, const tr__p2p_op *op)
     return call;
 }
 
+tr__signature tr__p2p_sent(const tr__p2p *p, const tr__p2p_frame *frame)
+{
+    tr__signature call = {.kind = TR_SEND, .dtype = (tr_dtype)frame->dtype, .count = frame->count, .peer = p->rank,
+        .tag = frame->tag, .line = frame->line};
+    memcpy(call.file, frame->file, sizeof call.file);
+    return call;
+}
+
 /* ---- Frames on their way out -------------------------------------------------------------------------------------- */
 
 /* Also after a failure the operation is in a list. */
@@ -234,9 +242,7 @@ static tr_status check_match(const tr__p2p_peer *peer, const tr__p2p_op *op, con
     const tr_collective *c = &op->work->collective;
     if (frame->dtype == (int)c->dtype && frame->count == c->count) return TR_OK;
     TR__TRY(tr__p2p_check_peers(peer, c->timeout_ms));
-    tr__signature get = tr__p2p_call(p, op), give = {.kind = TR_SEND, .dtype = (tr_dtype)frame->dtype, .count = frame->count,
-        .peer = p->rank, .tag = frame->tag, .line = frame->line};
-    memcpy(give.file, frame->file, sizeof give.file);
+    tr__signature get = tr__p2p_call(p, op), give = tr__p2p_sent(p, frame);
     return tr__call_mismatch(p->group, peer->rank, &give, p->rank, &get);
 }
 

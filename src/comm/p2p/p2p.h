@@ -154,6 +154,8 @@ tr__held tr__p2p_unasked(const tr__p2p_peer *peer, const tr__p2p_op *op);
 /* Ends all operations with the group's failure, and drops what was under way. with_call: each says what it was. */
 void tr__p2p_drop_all(tr__p2p *p, bool with_call);
 tr__signature tr__p2p_call(const tr__p2p *p, const tr__p2p_op *op);
+/* The peer's call that sent a message to us. */
+tr__signature tr__p2p_sent(const tr__p2p *p, const tr__p2p_frame *frame);
 
 /* ---- p2p_drivers.c --------------------------------------------------------------------------------------------------- */
 

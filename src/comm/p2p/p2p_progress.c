@@ -67,25 +67,37 @@ static char *held_text(const tr__p2p_peer *peer, const tr__p2p_op *op, int late,
     return tr__held_text(&held, text);
 }
 
+/* What a receive has instead of its message: one of the peer's that no receive has asked for, as its tag is another one. */
+enum { OTHER_TEXT = TR__CALL_TEXT + 64 };
+static char *other_text(const tr__p2p_peer *peer, const tr__p2p_op *op, char text[OTHER_TEXT])
+{
+    text[0] = 0;
+    if (op->work->collective.kind != TR_RECV || !peer->arrived.first) return text;
+    char call[TR__CALL_TEXT];
+    tr__signature sent = tr__p2p_sent(peer->engine, &peer->arrived.first->frame);
+    snprintf(text, OTHER_TEXT, "; what came from it is for another tag: %s", tr__signature_text(&sent, call));
+    return text;
+}
+
 static tr_status timed_out(const tr__p2p_peer *peer, const tr__p2p_op *op)
 {
-    char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT];
+    char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT], other[OTHER_TEXT];
     tr__signature s = tr__p2p_call(peer->engine, op);
     int timeout_ms = op->work->collective.timeout_ms;
     TR__TRY(tr__p2p_check_peers(peer, timeout_ms));
     int late = tr__p2p_culprit(peer, name, state);
-    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s%s; %s", tr__signature_text(&s, call), peer->engine->rank,
-        timeout_ms / 1000.0, name, held_text(peer, op, late, held), state);
+    return tr__fail(TR_TIMEOUT, "%s: rank %d waited %g s for %s%s; %s%s", tr__signature_text(&s, call), peer->engine->rank,
+        timeout_ms / 1000.0, name, held_text(peer, op, late, held), state, other_text(peer, op, other));
 }
 
 static void report(const tr__p2p_peer *peer, const tr__p2p_op *op)
 {
     const tr__p2p *p = peer->engine;
-    char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT];
+    char call[TR__CALL_TEXT], name[TR__P2P_NAME], state[TR__P2P_STATE], held[TR__HELD_TEXT], other[OTHER_TEXT];
     tr__signature s = tr__p2p_call(p, op);
     int late = tr__p2p_culprit(peer, name, state);
-    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s%s; %s", p->group, p->rank, p->report_ms / 1000.0,
-        tr__signature_text(&s, call), name, held_text(peer, op, late, held), state);
+    tr__log(TR_LOG_WARN, "group '%s': rank %d has waited %g s in %s for %s%s; %s%s", p->group, p->rank, p->report_ms / 1000.0,
+        tr__signature_text(&s, call), name, held_text(peer, op, late, held), state, other_text(peer, op, other));
 }
 
 /* Has a peer left, and was all that it sent read? A death breaks the group by itself. */
