@@ -159,6 +159,8 @@ static tr_status join(tr_group *group, tr_store *given, const tr__place *p)
         if ((status == TR_TIMEOUT || status == TR_IO) && !reached && lost) {
             tr__fail_stored(lost);
             status = tr__fail_context(status, "rank 0 has ended or given up, and with it the store where all meet");
+        } else if (status == TR_TIMEOUT && !reached && !given && p->serve && p->rank != 0) {
+            status = tr__fail_context(status, "rank 0, which serves the store where all meet, was not reached");
         }
         tr__error_unref(lost);
         return status;

@@ -246,6 +246,18 @@ static void a_port_that_is_taken(void **state)
     assert_non_null(strstr(tr_error_message(), "MASTER_PORT"));
 }
 
+static void a_rank_0_that_is_not_there(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int port;
+    char init[64];
+    assert_true(free_port(AF_INET, &port));
+    snprintf(init, sizeof init, "tcp://127.0.0.1:%d", port);
+    FAILS(TR_TIMEOUT, tr_status_of(tr_join(.init = init, .rank = 1, .world_size = 2, .timeout_ms = 200)),
+        "rank 0, which serves the store where all meet, was not reached: store 127.0.0.1:");
+}
+
 static void an_address_elsewhere(void **state)
 {
     (void)state;
@@ -456,6 +468,7 @@ int main(void)
         cmocka_unit_test(rank_0_gives_up_first),
         cmocka_unit_test(a_rank_that_comes_twice),
         cmocka_unit_test(a_port_that_is_taken),
+        cmocka_unit_test(a_rank_0_that_is_not_there),
         cmocka_unit_test(an_address_elsewhere),
         cmocka_unit_test(the_store_dies_meanwhile),
         cmocka_unit_test(groups_share_an_address),
