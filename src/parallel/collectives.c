@@ -41,7 +41,7 @@ static tr_status describe(tr_collective *c, const tr_group *group, const tr_tens
     TR__TRY(tr_status_of(in));
     const tr_tensor *any = out ? out : in;
     const char *name = (unsigned)c->kind < TR_COLLECTIVE_COUNT ? tr__kind_name(c->kind) : "collective";
-    if (!any) return tr__fail(TR_INVALID, "%s: there is no tensor", name);
+    if (!any) return tr__fail(TR_INVALID, "%s: there is no tensor: it is NULL, as tr_grad() is before a backward", name);
     if (in && out && !tr_device_equal(tr__device_of(in), tr__device_of(out)))
         return tr__fail(TR_DEVICE, "%s: the output is on %s and the input on %s: move one with tr_to()", name,
             tr_device_name(tr__device_of(out), (char[16]){0}), tr_device_name(tr__device_of(in), (char[16]){0}));

@@ -100,7 +100,7 @@ static void give_wrong_tensors(rank *r)
     CHECK(tr_all_reduce_tensor(g, tr_transpose(tr_ones(TR_SHAPE(2, 3)), 0, 1), TR_SUM) == TR_SHAPE);
     SAYS("tr_copy_into()");
     CHECK(tr_all_reduce_tensor(g, NULL, TR_SUM) == TR_INVALID);
-    SAYS("all_reduce: there is no tensor");
+    SAYS("all_reduce: there is no tensor: it is NULL, as tr_grad() is before a backward");
     OK(tr_barrier(g));
     /* A call that does not match is said to be here, not in the library. */
     CHECK(tr_all_reduce_tensor(g, r->number ? two : three, TR_SUM) == TR_MISMATCH);
