@@ -308,7 +308,7 @@ void tr__endpoint_detach(tr__attachment *a)
     tr__endpoint *e = a->endpoint;
     pthread_mutex_lock(&e->hearing);
     a->calls = NULL;
-    atomic_store(&a->busy, 0); /* nobody uses mappings for the group any more */
+    atomic_store(&a->use, 0); /* nobody uses mappings for the group any more */
     if (atomic_load(&e->has_gone)) tr__endpoint_sweep(e);
     tr__shm_queue_free(&a->early);
     tr__attachment_retire(a);

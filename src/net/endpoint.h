@@ -127,8 +127,7 @@ typedef struct tr__attachment {
     int *places;               /* [world_size]: a peer's place among the members, or -1 */
     bool *left;                /* [world_size]: the member has taken leave, or has died */
     tr__shm_queue early;     /* what came before the members were known */
-    atomic_int busy;           /* how many threads use mappings, */
-    _Atomic uint64_t since;    /* and the version when the first of them began */
+    _Atomic uint64_t use;      /* how many threads use mappings, and above them the version when the first of them began */
 } tr__attachment;
 
 typedef struct tr__endpoint_blocks tr__endpoint_blocks;
@@ -260,17 +259,28 @@ void tr__endpoint_agree(tr__endpoint *e);
 int tr__endpoint_read(const tr__endpoint *e, int peer, uint64_t from, size_t bytes, void *to);
 int tr__endpoint_write(const tr__endpoint *e, int peer, uint64_t to, size_t bytes, const void *from);
 
-/* This thread uses mappings of the group's members: what they take back meanwhile stays. */
+enum { TR__USE_BITS = 16 };
+/* This thread uses mappings of the group's members: what they take back meanwhile stays. In one step, as who begins beside the first
+ * goes by its version, too. */
 static inline void tr__attachment_busy(tr__attachment *a)
 {
-    if (atomic_fetch_add(&a->busy, 1) == 0)
-        atomic_store_explicit(&a->since, atomic_load(&a->endpoint->version), memory_order_release);
+    uint64_t before = atomic_load(&a->use), after;
+    do {
+        bool first = before % (1 << TR__USE_BITS) == 0;
+        after = (first ? atomic_load(&a->endpoint->version) << TR__USE_BITS : before) + 1;
+    } while (!atomic_compare_exchange_weak(&a->use, &before, after));
+}
+/* Since which version a thread that is busy may use mappings. */
+static inline uint64_t tr__attachment_since(tr__attachment *a)
+{
+    return atomic_load(&a->use) >> TR__USE_BITS;
 }
 /* Unmaps what nobody uses any more. */
 void tr__endpoint_sweep(tr__endpoint *e);
 static inline void tr__attachment_idle(tr__attachment *a)
 {
-    if (atomic_fetch_sub(&a->busy, 1) == 1 && atomic_load(&a->endpoint->has_gone)) tr__endpoint_sweep(a->endpoint);
+    bool last = atomic_fetch_sub(&a->use, 1) % (1 << TR__USE_BITS) == 1;
+    if (last && atomic_load(&a->endpoint->has_gone)) tr__endpoint_sweep(a->endpoint);
 }
 
 #endif

@@ -246,7 +246,7 @@ bool tr__endpoint_hold(tr__endpoint *e, int peer, uint64_t id, int64_t until, tr
 /* ---- Unmapping --------------------------------------------------------------------------------------------------- */
 
 /* A thread that begins to use mappings after the version was raised cannot find what is gone since then: it says that it is
- * busy before it looks at the version, and we raise the version before we look whether it is busy. */
+ * busy, since a version that it has read, before it looks for any, and we raise the version before we look whether it is busy. */
 void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id)
 {
     pthread_mutex_lock(&e->lock);
@@ -262,8 +262,10 @@ void tr__endpoint_unmapped(tr__endpoint *e, tr__endpoint_peer *peer, uint64_t id
 /* Under the lock: does a thread of one of the peer's groups work that began before the mapping went? */
 static bool is_used(const tr__endpoint *e, int peer, const tr__shm_mapping *mapping)
 {
-    for (const tr__attachment *a = e->attachments; a; a = a->next)
-        if (a->places[peer] >= 0 && atomic_load(&a->busy) && atomic_load(&a->since) < mapping->gone) return true;
+    for (const tr__attachment *a = e->attachments; a; a = a->next) {
+        uint64_t use = a->places[peer] >= 0 ? atomic_load(&a->use) : 0;
+        if (use % (1 << TR__USE_BITS) && use >> TR__USE_BITS < mapping->gone) return true;
+    }
     return false;
 }
 

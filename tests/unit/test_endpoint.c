@@ -397,6 +397,44 @@ static void a_message_that_there_is_no_memory_for_is_an_error(void **state)
     for (int i = 0; i < 3; i++) run_job_in(&settings[i], 3, hear_early_without_memory, &settings[i]);
 }
 
+/* ---- Threads of one group ---------------------------------------------------------------------------------------- */
+
+enum { TURNS = 1000000 };
+
+typedef struct mapping_user {
+    pthread_t thread;
+    tr__attachment *attachment;
+    bool moved; /* the version that it went by was raised while it was busy */
+} mapping_user;
+
+static void *use_and_end(void *arg)
+{
+    mapping_user *u = arg;
+    for (int i = 0; i < TURNS; i++) {
+        tr__attachment_busy(u->attachment);
+        uint64_t since = tr__attachment_since(u->attachment);
+        atomic_fetch_add(&u->attachment->endpoint->version, 1); /* a peer takes something back */
+        u->moved |= tr__attachment_since(u->attachment) != since;
+        tr__attachment_idle(u->attachment);
+    }
+    return NULL;
+}
+
+static void threads_that_use_mappings_go_by_one_version(void **state)
+{
+    (void)state;
+    enum { THREADS = 2 };
+    tr__endpoint endpoint = {.world_size = 0};
+    tr__attachment attachment = {.endpoint = &endpoint};
+    mapping_user users[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        users[i] = (mapping_user){.attachment = &attachment};
+        assert_int_equal(pthread_create(&users[i].thread, NULL, use_and_end, &users[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) pthread_join(users[i].thread, NULL);
+    for (int i = 0; i < THREADS; i++) assert_false(users[i].moved);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -409,6 +447,7 @@ int main(void)
         cmocka_unit_test(all_connect_at_once),
         cmocka_unit_test(a_rank_without_memory_for_a_group_is_named),
         cmocka_unit_test(a_message_that_there_is_no_memory_for_is_an_error),
+        cmocka_unit_test(threads_that_use_mappings_go_by_one_version),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

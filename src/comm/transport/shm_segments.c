@@ -53,7 +53,7 @@ static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_pee
 {
     tr_status status = TR_OK;
     tr__endpoint *e = t->endpoint;
-    uint64_t since = atomic_load(&t->attachment->since);
+    uint64_t since = tr__attachment_since(t->attachment);
     const tr__shm_mapping *found;
     pthread_mutex_lock(&e->lock);
     while (!(found = tr__endpoint_mapping(peer->link, id, since)) && !tr__failure_there(t->failure) && !atomic_load(&peer->left)) {
