@@ -147,12 +147,12 @@ tr_status tr__network_attach(tr__network_endpoint *n, uint64_t id, const tr__net
         return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", n->name);
     }
     for (size_t i = 0; i < world; i++) g->places[i] = -1;
+    *group = g; /* before the monitor calls */
     pthread_mutex_lock(&n->hearing);
     g->next = n->groups;
     n->groups = g;
     n->users++;
     pthread_mutex_unlock(&n->hearing);
-    *group = g;
     return TR_OK;
 }
 

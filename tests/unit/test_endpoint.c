@@ -435,6 +435,34 @@ static void threads_that_use_mappings_go_by_one_version(void **state)
     for (int i = 0; i < THREADS; i++) assert_false(users[i].moved);
 }
 
+static void *give_up(void *failure)
+{
+    tr__fail(TR_NO_MEMORY, "no memory for a message");
+    (void)!tr__failure_give_up(failure);
+    return NULL;
+}
+
+/* The monitor of shared memory finds a failure while TCP takes its members in: the peers are told who fails. */
+static void a_failure_while_joining_names_this_rank(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    const tr__member member = {.group = "world", .world_size = 2, .store = tr_store_memory()};
+    tr__endpoint_record record = {.pid = 7, .host = "bay"};
+    tr__failure *failure = tr__failure_new();
+    tr__tcp *t;
+    pthread_t thread;
+    char name[TR__TCP_NAME];
+    assert_int_equal(tr__tcp_new(&member, failure, &record, &t), TR_OK);
+    assert_string_equal(tr__tcp_name(&t->peers[0], name), "rank 0 (pid 7 on host bay)");
+    assert_int_equal(pthread_create(&thread, NULL, give_up, failure), 0);
+    t->network->peers[0].record = (tr__network_record){.pid = 7, .host = "bay"};
+    tr__tcp_know_members(t);
+    pthread_join(thread, NULL);
+    tr__tcp_close(t);
+    tr__failure_free(failure);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -448,6 +476,7 @@ int main(void)
         cmocka_unit_test(a_rank_without_memory_for_a_group_is_named),
         cmocka_unit_test(a_message_that_there_is_no_memory_for_is_an_error),
         cmocka_unit_test(threads_that_use_mappings_go_by_one_version),
+        cmocka_unit_test(a_failure_while_joining_names_this_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -178,6 +178,9 @@ static tr_status open_endpoint(tr__tcp *t, const tr__member *member, tr__endpoin
         return status;
     }
     t->network = n;
+    tr__tcp_peer *own = &t->peers[t->rank]; /* for the peers, should shared memory break the group while this one is joined */
+    own->pid = record->pid;
+    memcpy(own->host, record->host, sizeof own->host);
     for (int rank = 0; rank < t->world_size; rank++) t->place->members[rank] = rank;
     tr__network_enter(t->place, t->world_size);
     tr__failure_listen(t->failure, &t->on_failure);
@@ -207,11 +210,11 @@ void tr__tcp_know_members(tr__tcp *t)
     for (int rank = 0; rank < t->world_size; rank++) {
         const tr__network_record *record = &t->network->peers[t->place->members[rank]].record;
         tr__tcp_peer *peer = &t->peers[rank];
-        peer->rank = rank;
+        here += record->same_kernel;
+        if (rank == t->rank && peer->pid) continue; /* any thread reads it */
         peer->pid = record->pid;
         peer->visible = record->visible;
         memcpy(peer->host, record->host, sizeof peer->host);
-        here += record->same_kernel;
     }
     t->crowded = tr__cores() < here;
 }

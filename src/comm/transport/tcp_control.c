@@ -80,11 +80,12 @@ static void write_moment(tr__tcp *t, char *text, size_t size)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* A program that is in no call will not hear of it before its next one; who reads the log does. */
+/* Under the endpoint's `hearing`. A program that is in no call will not hear of it before its next one; who reads the log does. It is
+ * in one that makes the group while the members are not known, and neither is this rank. */
 static void log_if_idle(tr__tcp *t)
 {
     pthread_mutex_lock(&t->lock);
-    bool idle = !t->running;
+    bool idle = !t->running && t->place->count;
     pthread_mutex_unlock(&t->lock);
     if (idle) tr__log(TR_LOG_WARN, "group '%s' is broken, as rank %d finds: %s", t->group, t->rank, tr_error_message());
 }

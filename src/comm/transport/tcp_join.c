@@ -155,8 +155,8 @@ tr_status tr__tcp_renew(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record
     pthread_mutex_lock(&t->network->hearing);
     for (int rank = 0; rank < t->world_size; rank++)
         if (rank != t->rank) take_record(&j, rank);
-    pthread_mutex_unlock(&t->network->hearing);
     tr__tcp_know_members(t);
+    pthread_mutex_unlock(&t->network->hearing);
     return TR_OK;
 }
 
