@@ -129,6 +129,7 @@ typedef tr_status (*tr_grad_hook)(tr_tensor *leaf, tr_tensor *grad, void *user);
 /* Returns a number for tr_grad_hook_remove(), or -1 when out of memory, when leaf is not a leaf that requires a
  * gradient, or when hook is NULL. */
 TR_API int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user);
+/* A hook that a distributed backward is calling at the moment, on a thread of its own, may still run when this returns. */
 TR_API void tr_grad_hook_remove(tr_tensor *leaf, int number);
 
 /* Checks analytic against numeric directional derivatives of sum(w * f(inputs)), in f64 (inputs must be f64). Each

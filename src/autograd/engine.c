@@ -208,10 +208,9 @@ static tr_status call_hooks(tr__backward *b, tr_tensor *t, tr_tensor *final)
 {
     tr_status status = TR_OK;
     tr__ref(final);
-    atomic_fetch_add(&t->leaf->walks, 1);
-    for (tr__hook *hook = t->leaf->hooks; hook && status == TR_OK; hook = hook->next)
-        if (!atomic_load(&hook->removed)) status = hook->function(t, final, hook->user, b);
-    atomic_fetch_sub(&t->leaf->walks, 1);
+    for (tr__hook *hook = NULL; status == TR_OK && (hook = tr__hooks_next(t->leaf, hook));)
+        status = hook->function(t, final, hook->user, b);
+    if (status != TR_OK) tr__hooks_leave(t->leaf);
     tr__unref(final);
     return status;
 }

@@ -12,6 +12,10 @@ typedef struct tr__backward tr__backward;
 /* As tr_grad_hook, with the backward that calls it. */
 typedef tr_status (*tr__leaf_hook)(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward);
 int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user);
+/* A backward's way through a leaf's hooks: the first, then the next behind each, at last NULL. They stay where they are until then,
+ * or until the backward leaves before. */
+struct tr__hook *tr__hooks_next(struct tr__leaf *leaf, const struct tr__hook *before);
+void tr__hooks_leave(struct tr__leaf *leaf);
 
 /* Fails when an optimizer steps one of these leaves in backward: `what` needs their gradients, for the reason `why`. */
 tr_status tr__gradients_stay(const char *what, const tr_tensor_list *leaves, const char *why);

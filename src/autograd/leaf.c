@@ -47,13 +47,16 @@ bool tr_grad_enabled(void)
     return tr__grad_mode();
 }
 
-/* Ends hooks that have been removed, unless backwards are going through them: then later, or with the leaf. */
+/* ---- Hooks: a distributed backward calls them on a thread of its own, while the program may add and remove some ----------- */
+
+/* Ends hooks that have been removed, unless backwards are going through them: then the last of these does. Under the lock. */
 static void end_removed(tr__leaf *leaf)
 {
-    if (atomic_load(&leaf->walks) > 0) return;
-    for (tr__hook **place = &leaf->hooks; *place;) {
+    if (leaf->walks > 0) return;
+    tr__hook *first = leaf->hooks;
+    for (tr__hook **place = &first; *place;) {
         tr__hook *hook = *place;
-        if (!atomic_load(&hook->removed)) {
+        if (!hook->removed) {
             place = &hook->next;
             continue;
         }
@@ -61,6 +64,27 @@ static void end_removed(tr__leaf *leaf)
         free(hook->owned);
         free(hook);
     }
+    leaf->hooks = first;
+}
+
+tr__hook *tr__hooks_next(tr__leaf *leaf, const tr__hook *before)
+{
+    if (!leaf->hooks) return NULL;
+    pthread_mutex_lock(&leaf->hooks_lock);
+    tr__hook *hook = before ? before->next : leaf->hooks;
+    while (hook && hook->removed) hook = hook->next;
+    leaf->walks += (hook && !before) - (before && !hook);
+    end_removed(leaf);
+    pthread_mutex_unlock(&leaf->hooks_lock);
+    return hook;
+}
+
+void tr__hooks_leave(tr__leaf *leaf)
+{
+    pthread_mutex_lock(&leaf->hooks_lock);
+    leaf->walks--;
+    end_removed(leaf);
+    pthread_mutex_unlock(&leaf->hooks_lock);
 }
 
 static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owned)
@@ -70,12 +94,16 @@ static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owne
         tr__fail(TR_INVALID, "grad_hook_add: not a leaf that requires a gradient, or no memory");
         return -1;
     }
-    *hook = (tr__hook){.function = function, .user = user, .owned = owned, .number = t->leaf->next_hook++};
-    end_removed(t->leaf);
-    tr__hook **end = &t->leaf->hooks;
-    while (*end) end = &(*end)->next;
-    *end = hook;
-    return hook->number;
+    tr__leaf *leaf = t->leaf;
+    pthread_mutex_lock(&leaf->hooks_lock);
+    int number = leaf->next_hook++;
+    *hook = (tr__hook){.function = function, .user = user, .owned = owned, .number = number};
+    tr__hook *last = leaf->hooks;
+    while (last && last->next) last = last->next;
+    if (last) last->next = hook;
+    else leaf->hooks = hook;
+    pthread_mutex_unlock(&leaf->hooks_lock);
+    return number;
 }
 
 int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user)
@@ -113,9 +141,10 @@ int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)
 void tr_grad_hook_remove(tr_tensor *t, int number)
 {
     if (!t || tr__bad(t) || !t->leaf) return;
-    for (tr__hook *hook = t->leaf->hooks; hook; hook = hook->next)
-        if (hook->number == number) atomic_store(&hook->removed, true);
+    pthread_mutex_lock(&t->leaf->hooks_lock);
+    for (tr__hook *hook = t->leaf->hooks; hook; hook = hook->next) hook->removed |= hook->number == number;
     end_removed(t->leaf);
+    pthread_mutex_unlock(&t->leaf->hooks_lock);
 }
 
 tr_tensor *tr_detach(tr_tensor *t)

@@ -270,8 +270,12 @@ tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *con
 
 tr__leaf *tr__leaf_of(tr_tensor *t)
 {
-    if (!t->leaf) t->leaf = calloc(1, sizeof *t->leaf);
-    if (!t->leaf) tr__fail(TR_NO_MEMORY, "out of memory");
+    if (t->leaf) return t->leaf;
+    t->leaf = calloc(1, sizeof *t->leaf);
+    if (t->leaf)
+        pthread_mutex_init(&t->leaf->hooks_lock, NULL);
+    else
+        tr__fail(TR_NO_MEMORY, "out of memory");
     return t->leaf;
 }
 
@@ -283,6 +287,7 @@ void tr__leaf_free(tr__leaf *leaf)
         free(hook);
         hook = next;
     }
+    pthread_mutex_destroy(&leaf->hooks_lock);
     if (leaf->arena_place) *leaf->arena_place = NULL;
     tr__unref(leaf->grad);
     tr__unref(leaf->arena);

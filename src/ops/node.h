@@ -8,6 +8,8 @@
 #include "device/capture.h"
 #include "ops/op.h"
 
+#include <pthread.h>
+
 typedef struct tr__recompute_segment tr__recompute_segment; /* ops/segment.h */
 
 /* A tensor saved for backward: the tensor; or, when a cheap op made it, the node that recomputes it; or its slot in a segment
@@ -76,8 +78,9 @@ typedef struct tr__leaf {
     bool has_grad;           /* grad holds a value (an arena slot may be there without) */
     struct tr__arena *arena; /* the leaf's reference; NULL: its gradient is a tensor of its own */
     tr_tensor **arena_place; /* the arena's pointer to the leaf; cleared when the leaf is freed */
-    struct tr__hook *hooks;  /* in the order they were added, also those removed from within one */
-    atomic_int walks;        /* backwards that are calling the hooks */
+    struct tr__hook *_Atomic hooks; /* in the order they were added, also those removed while backwards call them */
+    pthread_mutex_t hooks_lock; /* for the list, and: */
+    int walks;               /* backwards that are calling the hooks, in any thread */
     int next_hook;
     struct tr__grad_consumer *consumer; /* uses the gradient up during backward; NULL: the gradient stays */
     atomic_int optimizers;   /* that have it among their parameters */
@@ -121,7 +124,7 @@ typedef struct tr__hook {
     void *user;
     void *owned; /* freed with the hook */
     int number;
-    atomic_bool removed;
+    bool removed;
     struct tr__hook *next;
 } tr__hook;
 

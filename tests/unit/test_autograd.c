@@ -240,6 +240,72 @@ static void hooks_remove_hooks_and_clear_gradients(void **state)
     assert_true(first.calls == 2 && second.calls == 0 && seen == 3);
 }
 
+/* Detached backwards of a leaf in other threads, as where a worker serves several distributed ones. */
+typedef struct passer {
+    pthread_t thread;
+    tr_tensor *leaf;
+    atomic_bool *over;
+} passer;
+
+static tr_status use_user(tr_tensor *t, tr_tensor *grad, void *user)
+{
+    (void)t, (void)grad;
+    atomic_fetch_add((atomic_int *)user, 1);
+    return TR_OK;
+}
+
+static tr_status take_gradient(void *user, tr_tensor *t, tr_tensor *grad, tr_tensor **sum)
+{
+    (void)user, (void)t;
+    *sum = grad;
+    return TR_OK;
+}
+
+static tr_status complete_gradient(void *user, tr_tensor *t)
+{
+    (void)user, (void)t;
+    return TR_OK;
+}
+
+static void *pass_by(void *arg)
+{
+    TR_SCOPE;
+    const passer *p = arg;
+    const tr__gradient_sink sink = {.leaf = take_gradient, .complete = complete_gradient};
+    tr_tensor *gradient = tr_ones(TR_SHAPE(3), .dtype = TR_F64);
+    const tr__edge edge = {.leaf = p->leaf};
+    while (!atomic_load(p->over)) {
+        tr__backward *b = tr__backward_new(&sink, false);
+        tr_status status = tr__backward_expect(b, edge);
+        if (status == TR_OK) status = tr__backward_arrive(b, edge, gradient);
+        if (tr__backward_free(b, status) != TR_OK) abort();
+    }
+    return NULL;
+}
+
+static void hooks_come_and_go_beside_backwards(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { THREADS = 2, TURNS = 20000, AT_ONCE = 3 };
+    tr_tensor *x = leaf(1);
+    atomic_bool over = false;
+    atomic_int calls = 0;
+    passer passers[THREADS];
+    int numbers[AT_ONCE];
+    for (int i = 0; i < THREADS; i++) {
+        passers[i] = (passer){.leaf = x, .over = &over};
+        assert_int_equal(pthread_create(&passers[i].thread, NULL, pass_by, &passers[i]), 0);
+    }
+    for (int turn = 0; turn < TURNS || !atomic_load(&calls); turn++) {
+        for (int i = 0; i < AT_ONCE; i++) numbers[i] = tr_grad_hook_add(x, use_user, &calls);
+        for (int i = 0; i < AT_ONCE; i++) tr_grad_hook_remove(x, numbers[i]);
+    }
+    atomic_store(&over, true);
+    for (int i = 0; i < THREADS; i++) pthread_join(passers[i].thread, NULL);
+    assert_null(x->leaf->hooks);
+}
+
 static tr_status note_end(void *user, tr_status status)
 {
     *(tr_status *)user = status + 1000;
@@ -609,6 +675,7 @@ int main(void)
         cmocka_unit_test(roots_are_checked),
         cmocka_unit_test(hooks_fire_once_when_a_gradient_is_final),
         cmocka_unit_test(hooks_remove_hooks_and_clear_gradients),
+        cmocka_unit_test(hooks_come_and_go_beside_backwards),
         cmocka_unit_test(the_end_of_a_backward_is_told_also_when_it_fails),
         cmocka_unit_test(what_endings_hold_outlives_them),
         cmocka_unit_test(a_long_chain_neither_overflows_nor_leaks),
