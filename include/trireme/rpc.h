@@ -366,8 +366,8 @@ TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
  * has waited for a call and no function has ended: its caller has given it up. One that is to run for longer needs a caller that
  * waits as long (the call's .timeout_ms). The agent lasts until it has returned, and so must what it uses. Values of
  * this one that others still refer to then are told to the log function, too; all references end with it, and waits for values that
- * were not made fail. Later calls fail (TR_STATE), and so does it when it is called twice, or by a function that runs for another
- * worker. */
+ * were not made fail. Later calls, and those that other threads are just beginning, fail (TR_STATE), and so does it when it is called
+ * twice, or by a function that runs for another worker. */
 TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);
 TR_API int tr_rpc_rank(const tr_rpc *rpc);
 TR_API int tr_rpc_workers(const tr_rpc *rpc);

@@ -253,6 +253,20 @@ static bool function_stays(tr_rpc *rpc)
     return false;
 }
 
+/* Nobody runs them. A thread of the program's that has read some may be about to queue them: then they go with the agent. */
+static void drop_requests(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->queue_lock);
+    tr__rpc_inbound *first = rpc->first;
+    rpc->first = rpc->last = NULL;
+    atomic_store(&rpc->queued, 0);
+    pthread_mutex_unlock(&rpc->queue_lock);
+    for (tr__rpc_inbound *m = first, *next; m; m = next) {
+        next = m->next;
+        tr__inbound_free(m);
+    }
+}
+
 /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
 static void end_threads(tr_rpc *rpc)
 {
@@ -261,15 +275,12 @@ static void end_threads(tr_rpc *rpc)
     rpc->deaf = true;
     pthread_mutex_unlock(&rpc->reading);
     tr__rpc_end_records(rpc);
+    tr__refs_free(rpc); /* a thread that drops a reference tells its owner, over what the group lends */
     if (rpc->group) {
         tr_status left = tr_leave(rpc->group);
         (void)left; /* its monitors are gone in any case */
     }
-    for (tr__rpc_inbound *m = rpc->first, *next; m; m = next) {
-        next = m->next;
-        tr__inbound_free(m);
-    }
-    rpc->first = rpc->last = NULL;
+    drop_requests(rpc);
 }
 
 /* No call is left after it, and no thread of ours, unless a function is `stuck`: then they go with the agent. */
@@ -320,7 +331,7 @@ static void destroy(void *self)
     TR__KEEP_ERROR;
     if (rpc->links && !atomic_load(&rpc->closing)) close_agent(rpc, false, false);
     if (rpc->outlived) end_threads(rpc);
-    if (rpc->refs) tr__refs_free(rpc);
+    drop_requests(rpc);
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.destroy) rpc->hooks.destroy(rpc->hooks.user);
     free_links(rpc);
     tr__unref(rpc->group);
@@ -373,7 +384,6 @@ tr_status tr_rpc_stop(tr_rpc *rpc)
     tr__error *why = status == TR_OK ? NULL : tr__error_take();
     tr__refs_report(rpc);
     close_agent(rpc, true, status == TR_TIMEOUT);
-    if (!rpc->outlived) tr__refs_free(rpc);
     tr__error_restore(why);
     return status;
 }

@@ -440,6 +440,7 @@ tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);
 void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made);
 void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made); /* of one that may be known no more */
 tr__rref_entry *tr__refs_entry(const tr_rref *ref);
+tr__rref_number tr__refs_id(const tr_rref *ref);
 /* At the owner: a value is to be made; then, what it is (or the thread's latest failure, of NULL). */
 tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token);
 void tr__refs_made(tr_rref *ref, const tr_value *value);

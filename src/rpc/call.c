@@ -259,7 +259,7 @@ static void write_request(tr__rpc_writer *w, const tr__rpc_plan *p, const tr__rr
     tr__rpc_write_text(w, p->function);
     if (p->flags & TR__CALL_KEEP) tr__rpc_write_bytes(w, token, sizeof *token);
     if (p->flags & TR__CALL_DEREFERENCE) {
-        tr__rref_number id = tr__rref_entry_id(tr__refs_entry(p->ref));
+        tr__rref_number id = tr__refs_id(p->ref);
         tr__rpc_write_bytes(w, &id, sizeof id);
     }
     tr__rpc_write_note(w, note);

@@ -11,7 +11,8 @@
 struct tr_rref {
     tr__object object;
     tr_rpc *rpc;           /* a reference */
-    tr__rref_entry *entry; /* a handle */
+    tr__rref_entry *entry; /* a handle, until the agent has stopped */
+    tr__rref_number id;
     int owner;
 };
 
@@ -56,9 +57,16 @@ static void unlock(tr_rpc *rpc)
     }
 }
 
-static void lock(tr_rpc *rpc)
+/* NULL: the agent has stopped, beside a call of another thread that began before. */
+static tr__rref_table *lock(tr_rpc *rpc)
 {
     pthread_mutex_lock(&rpc->refs_lock);
+    return rpc->refs;
+}
+
+static tr_status used_late(void)
+{
+    return tr__fail(TR_STATE, "rpc: a reference is used after tr_rpc_stop()");
 }
 
 static tr_status fetch(void *unused, int from, const tr_value *arguments, int count, tr_value *result)
@@ -80,8 +88,7 @@ tr_status tr__refs_start(tr_rpc *rpc)
 
 void tr__refs_free(tr_rpc *rpc)
 {
-    lock(rpc);
-    tr__rref_table *refs = rpc->refs;
+    tr__rref_table *refs = lock(rpc);
     rpc->refs = NULL;
     tr__rref_table_free(refs);
     unlock(rpc);
@@ -92,8 +99,8 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
     tr__refer message;
     if (m->frame.body != sizeof message) return;
     memcpy(&message, m->body, sizeof message);
-    lock(rpc);
-    tr__rref_message(rpc->refs, m->from, &message);
+    tr__rref_table *refs = lock(rpc);
+    if (refs) tr__rref_message(refs, m->from, &message);
     unlock(rpc);
     atomic_fetch_add(&rpc->links[m->from].refers_heard, 1); /* with all that it has caused */
     tr__drain_moved(rpc);
@@ -144,8 +151,8 @@ static void destroy(void *self)
 {
     tr_rref *ref = self;
     if (ref->entry) {
-        lock(ref->rpc);
-        if (ref->rpc->refs) tr__rref_release(ref->rpc->refs, ref->entry);
+        tr__rref_table *refs = lock(ref->rpc);
+        if (refs) tr__rref_release(refs, ref->entry);
         unlock(ref->rpc);
     }
     tr__unref(ref->rpc);
@@ -153,19 +160,22 @@ static void destroy(void *self)
 
 const tr__type tr__rref_type = {.name = "rref", .size = sizeof(tr_rref), .destroy = destroy};
 
-/* Takes the handle over; NULL: there is none. */
+/* Under the lock: takes the handle over; NULL: there is none. */
 static tr_rref *new_rref(tr_rpc *rpc, tr__rref_entry *entry, const char *why)
 {
+    if (!rpc->refs) {
+        (void)!used_late();
+        return tr__object_failed(&tr__rref_type);
+    }
     if (!entry) return tr__object_fail(&tr__rref_type, TR_NO_MEMORY, "rpc: %s", why);
     tr_rref *ref = tr__object_new(&tr__rref_type);
     if (tr__error_of(ref)) {
-        lock(rpc);
         tr__rref_release(rpc->refs, entry);
-        unlock(rpc);
         return ref;
     }
     ref->rpc = tr__ref(rpc);
     ref->entry = entry;
+    ref->id = tr__rref_entry_id(entry);
     ref->owner = tr__rref_entry_owner(entry);
     return ref;
 }
@@ -173,10 +183,9 @@ static tr_rref *new_rref(tr_rpc *rpc, tr__rref_entry *entry, const char *why)
 static tr_status check_open(tr_rpc *rpc)
 {
     TR__TRY(tr__rpc_check(rpc));
-    lock(rpc);
-    bool open = rpc->refs != NULL;
+    bool open = lock(rpc) != NULL;
     unlock(rpc);
-    return open ? TR_OK : tr__fail(TR_STATE, "rpc: a reference is used after tr_rpc_stop()");
+    return open ? TR_OK : used_late();
 }
 
 tr_status tr__refs_check(const tr_rref *ref)
@@ -189,6 +198,11 @@ tr_status tr__refs_check(const tr_rref *ref)
 tr__rref_entry *tr__refs_entry(const tr_rref *ref)
 {
     return ref->entry;
+}
+
+tr__rref_number tr__refs_id(const tr_rref *ref)
+{
+    return ref->id;
 }
 
 tr_rpc *tr__rref_rpc(const tr_rref *ref)
@@ -213,12 +227,13 @@ static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
 }
 
 /* The same, with a reference of the caller's: tr_rpc_stop() may free the value while that waits for it. */
-static tr_future *hold_slot(const tr_rref *ref)
+static tr_status hold_slot(const tr_rref *ref, tr_future **slot)
 {
-    lock(ref->rpc);
-    tr_future *slot = tr__ref(slot_of(ref->rpc, ref->entry));
+    bool open = lock(ref->rpc) != NULL;
+    *slot = open ? tr__ref(slot_of(ref->rpc, ref->entry)) : NULL;
     unlock(ref->rpc);
-    return slot;
+    if (!open) return used_late();
+    return *slot ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
 }
 
 /* Ends a future with a copy of a value, or (NULL) this thread's latest failure, and gives its reference up. */
@@ -236,11 +251,11 @@ static void end_with(tr_future *f, const tr_value *value)
 tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
 {
     if (check_open(rpc) != TR_OK) return tr__object_failed(&tr__rref_type);
-    lock(rpc);
-    tr__rref_entry *entry = tr__rref_own(rpc->refs);
+    tr__rref_table *refs = lock(rpc);
+    tr__rref_entry *entry = refs ? tr__rref_own(refs) : NULL;
     bool there = entry && slot_of(rpc, entry);
-    unlock(rpc);
     tr_rref *ref = new_rref(rpc, entry, "no memory for a reference");
+    unlock(rpc);
     if (tr__error_of(ref)) return ref;
     if (!there) return tr__object_fail(&tr__rref_type, TR_NO_MEMORY, "rpc: no memory for a reference");
     tr__refs_made(ref, &value);
@@ -251,40 +266,40 @@ tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
 
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token)
 {
-    lock(rpc);
-    tr__rref_entry *entry = tr__rref_remote(rpc->refs, owner, token);
+    tr__rref_table *refs = lock(rpc);
+    tr_rref *ref = new_rref(rpc, refs ? tr__rref_remote(refs, owner, token) : NULL, "no memory for a reference");
     unlock(rpc);
-    return new_rref(rpc, entry, "no memory for a reference");
+    return ref;
 }
 
 void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made)
 {
-    lock(rpc);
-    tr__rref_remote_done(rpc->refs, entry, made);
+    tr__rref_table *refs = lock(rpc);
+    if (refs) tr__rref_remote_done(refs, entry, made);
     unlock(rpc);
 }
 
 void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made)
 {
-    lock(rpc);
-    tr__rref_entry *entry = rpc->refs ? tr__rref_find(rpc->refs, value) : NULL;
-    if (entry && tr__rref_entry_owner(entry) == owner) tr__rref_remote_done(rpc->refs, entry, made);
+    tr__rref_table *refs = lock(rpc);
+    tr__rref_entry *entry = refs ? tr__rref_find(refs, value) : NULL;
+    if (entry && tr__rref_entry_owner(entry) == owner) tr__rref_remote_done(refs, entry, made);
     unlock(rpc);
 }
 
 tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token)
 {
-    lock(rpc);
-    tr__rref_entry *entry = tr__rref_made(rpc->refs, token);
+    tr__rref_table *refs = lock(rpc);
+    tr__rref_entry *entry = refs ? tr__rref_made(refs, token) : NULL;
     if (entry) slot_of(rpc, entry);
+    tr_rref *ref = new_rref(rpc, entry, "a value that was to be made here is given up already");
     unlock(rpc);
-    return new_rref(rpc, entry, "a value that was to be made here is given up already");
+    return ref;
 }
 
 void tr__refs_made(tr_rref *ref, const tr_value *value)
 {
-    lock(ref->rpc);
-    tr_future *slot = tr__ref(tr__rref_value(ref->entry));
+    tr_future *slot = lock(ref->rpc) ? tr__ref(tr__rref_value(ref->entry)) : NULL;
     unlock(ref->rpc);
     if (slot) end_with(slot, value);
 }
@@ -293,12 +308,12 @@ void tr__refs_made(tr_rref *ref, const tr_value *value)
 
 tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value)
 {
-    lock(rpc);
-    tr__rref_entry *entry = tr__rref_await(rpc->refs, id);
+    tr__rref_table *refs = lock(rpc);
+    tr__rref_entry *entry = refs ? tr__rref_await(refs, id) : NULL;
     tr_future *slot = entry ? slot_of(rpc, entry) : NULL;
+    tr_rref *holds = entry ? new_rref(rpc, entry, "no memory for a reference") : NULL;
     unlock(rpc);
     if (!entry) return tr__fail(TR_NOT_FOUND, "the value is gone: who handed the reference over died meanwhile");
-    tr_rref *holds = new_rref(rpc, entry, "no memory for a reference");
     TR__TRY(tr_status_of(holds));
     if (!slot) return tr__fail(TR_NO_MEMORY, "no memory for a reference");
     /* Who asks waits no longer either; and what makes the value may have been lost with a worker. */
@@ -315,8 +330,8 @@ tr_status tr_rref_local(tr_rref *ref, tr_value *out)
     if (ref->owner != ref->rpc->rank)
         return tr__fail(TR_INVALID, "tr_rref_local: the value lives at \"%s\", not here; tr_rref_to_here() copies it",
             ref->rpc->links[ref->owner].name);
-    tr_future *slot = hold_slot(ref);
-    if (!slot) return tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
+    tr_future *slot;
+    TR__TRY(hold_slot(ref, &slot));
     tr_status status = tr_future_wait(slot);
     if (status == TR_OK) *out = slot->value;
     tr__unref(slot);
@@ -336,11 +351,8 @@ static tr_future *here(tr_rref *ref)
     snprintf(f->function, sizeof f->function, "a reference");
     f->worker = ref->owner;
     f->held = tr__ref(ref);
-    tr_future *slot = hold_slot(ref);
-    if (!slot || tr_future_then(slot, copy_outcome, tr__ref(f)) != TR_OK) {
-        tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
-        tr__object_break(f);
-    }
+    tr_future *slot;
+    if (hold_slot(ref, &slot) != TR_OK || tr_future_then(slot, copy_outcome, tr__ref(f)) != TR_OK) tr__object_break(f);
     tr__unref(slot);
     return f;
 }
@@ -359,23 +371,25 @@ tr_status tr__refs_hand_over(tr_rpc *rpc, tr_rref *ref, int to, tr__rref_token *
 {
     if (ref->rpc != rpc)
         return tr__fail(TR_INVALID, "rpc: a reference of one agent is handed over by another one");
-    lock(rpc);
-    bool done = tr__rref_hand_over(rpc->refs, ref->entry, to, token);
+    tr__rref_table *refs = lock(rpc);
+    bool done = refs && tr__rref_hand_over(refs, ref->entry, to, token);
     unlock(rpc);
+    if (!refs) return used_late();
     return done ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
 }
 
 void tr__refs_undo(tr_rpc *rpc, const tr__rref_token *token)
 {
-    lock(rpc);
-    tr__rref_undo(rpc->refs, token);
+    tr__rref_table *refs = lock(rpc);
+    if (refs) tr__rref_undo(refs, token);
     unlock(rpc);
 }
 
 tr_rref *tr__refs_take_in(tr_rpc *rpc, int from, const tr__rref_token *token)
 {
-    lock(rpc);
-    tr__rref_entry *entry = tr__rref_take_in(rpc->refs, from, token);
+    tr__rref_table *refs = lock(rpc);
+    tr_rref *ref = new_rref(rpc, refs ? tr__rref_take_in(refs, from, token) : NULL,
+        "a reference to a value that is gone, or no memory for it");
     unlock(rpc);
-    return new_rref(rpc, entry, "a reference to a value that is gone, or no memory for it");
+    return ref;
 }

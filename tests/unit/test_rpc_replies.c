@@ -589,6 +589,145 @@ static void a_function_that_never_returns_holds_no_stop_up(void **state)
     }
 }
 
+/* ---- Calls that have begun when the agent stops ---------------------------------------------------------------------- */
+
+typedef enum crossing_kind { HANDS_OVER, DEREFERENCES, KEEPS, CROSSINGS } crossing_kind;
+
+typedef struct crossing { /* a call by another thread than the one that stops */
+    crossing_kind kind;
+    tr_rpc *rpc;
+    tr_rref *ref; /* a value of worker 1's */
+    atomic_bool begun, stopped;
+    char failure[256]; /* "": there was none, or not TR_STATE */
+} crossing;
+
+/* Between the checks of a call and its request. */
+static tr_status await_the_stop(void *user, int to, bool is_reply, tr_value *values, int n, tr__rpc_note *note)
+{
+    crossing *c = user;
+    (void)to, (void)is_reply, (void)values, (void)n, (void)note;
+    atomic_store(&c->begun, true);
+    while (!atomic_load(&c->stopped)) nap(1);
+    return TR_OK;
+}
+
+static void *cross(void *arg)
+{
+    TR_SCOPE;
+    crossing *c = arg;
+    tr_value v = c->kind == HANDS_OVER ? tr_value_rref(c->ref) : tr_value_i64(1);
+    tr_rpc_call call = {.size = sizeof call, .rpc = c->rpc, .to = "w1", .function = "twice", .arguments = &v, .count = 1};
+    tr_status status = c->kind == KEEPS ? tr_status_of(tr_remote_with(&call))
+        : tr_future_wait(c->kind == HANDS_OVER ? tr_rpc_async_with(&call) : tr_rref_call(c->ref, "twice"));
+    if (status == TR_STATE) snprintf(c->failure, sizeof c->failure, "%s", tr_error_message());
+    return NULL;
+}
+
+static void stop_beside_a_call(rank *r)
+{
+    TR_SCOPE;
+    shelf *s = calloc(1, sizeof *s);
+    crossing c = {.kind = *(const crossing_kind *)r->arg, .rpc = start(r, s, NULL)};
+    const tr__rpc_hooks hooks = {.user = &c, .outgoing = await_the_stop};
+    OK(tr_status_of(c.rpc));
+    OK(tr_barrier(r->group));
+    pthread_t thread;
+    if (r->number == 0) {
+        c.ref = tr_remote(c.rpc, "w1", "twice", 21);
+        CHECK(tr_future_i64(tr_rref_to_here(c.ref)) == 42);
+        OK(tr__rpc_set_hooks(c.rpc, &hooks));
+        CHECK(pthread_create(&thread, NULL, cross, &c) == 0);
+        while (!atomic_load(&c.begun)) nap(1);
+    }
+    OK(tr_rpc_stop(c.rpc));
+    atomic_store(&c.stopped, true);
+    if (r->number == 0) {
+        pthread_join(thread, NULL);
+        const char *why = c.kind == HANDS_OVER ? "a reference is used after tr_rpc_stop()" : "\"w0\" has stopped (tr_rpc_stop)";
+        CHECK(strstr(c.failure, why));
+    }
+    free(s);
+}
+
+static void a_call_that_meets_the_stop_fails(void **state)
+{
+    (void)state;
+    for (crossing_kind kind = 0; kind < CROSSINGS; kind++) run(2, stop_beside_a_call, &kind);
+}
+
+static void count_release(void *memory, void *count)
+{
+    (void)memory;
+    atomic_fetch_add((atomic_int *)count, 1);
+}
+
+/* A message from rank 1 with one piece, as a thread of the program's has read it that was stopped before it dealt with it. */
+static void deal_with(tr_rpc *rpc, tr__rpc_message_type type, uint32_t body, atomic_int *released)
+{
+    const tr__rpc_frame frame = {.type = type, .body = body, .pieces = 1};
+    tr__rpc_inbound *m = tr__inbound_new(1, &frame);
+    memset(m->body, 0, body);
+    m->pieces[0] = (tr__rpc_arrived){.memory = (char *)released, .release = count_release, .user = released};
+    tr__rpc_arrived_message(rpc, m);
+}
+
+static void read_before_the_stop(rank *r)
+{
+    atomic_int released = 0;
+    {
+        TR_SCOPE;
+        tr_rpc *rpc = tr_rpc_start(r->group);
+        OK(tr_status_of(rpc));
+        OK(tr_rpc_stop(rpc));
+        deal_with(rpc, TR__RPC_REFER, sizeof(tr__refer), &released);
+        deal_with(rpc, TR__RPC_REQUEST, 64, &released);
+    }
+    CHECK(atomic_load(&released) == 2);
+}
+
+static void what_was_read_before_the_stop_is_dropped(void **state)
+{
+    (void)state;
+    run(2, read_before_the_stop, NULL);
+}
+
+enum { HELD = 300 };
+
+static void *drop_one_by_one(void *refs)
+{
+    for (int i = 0; i < HELD; i++) {
+        tr_release(((tr_rref **)refs)[i]); /* its owner is told */
+        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+    }
+    return NULL;
+}
+
+static void drop_while_stopping(rank *r)
+{
+    TR_SCOPE;
+    shelf *s = calloc(1, sizeof *s);
+    tr_rpc *rpc = start(r, s, NULL);
+    tr_rref *refs[HELD];
+    pthread_t thread;
+    OK(tr_status_of(rpc));
+    OK(tr_barrier(r->group));
+    for (int i = 0; i < HELD && r->number == 0; i++) {
+        TR_SCOPE;
+        refs[i] = tr_keep(tr_remote(rpc, "w1", "twice", i));
+        CHECK(tr_future_i64(tr_rref_to_here(refs[i])) == 2 * i);
+    }
+    if (r->number == 0) CHECK(pthread_create(&thread, NULL, drop_one_by_one, refs) == 0);
+    OK(tr_rpc_stop(rpc));
+    if (r->number == 0) pthread_join(thread, NULL);
+    free(s);
+}
+
+static void references_are_dropped_beside_the_stop(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) run_both(2, drop_while_stopping);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -603,6 +742,9 @@ int main(void)
         cmocka_unit_test(one_thread_is_enough),
         cmocka_unit_test(values_that_stay_are_made_later),
         cmocka_unit_test(a_function_that_never_returns_holds_no_stop_up),
+        cmocka_unit_test(a_call_that_meets_the_stop_fails),
+        cmocka_unit_test(what_was_read_before_the_stop_is_dropped),
+        cmocka_unit_test(references_are_dropped_beside_the_stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
