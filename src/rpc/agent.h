@@ -413,6 +413,9 @@ typedef struct tr__rpc_block_head { /* the first TR__RPC_BLOCK_HEAD bytes of a b
 
 /* Memory for a piece of so many bytes, which is the receiver's from when it is sent. NULL: no memory. */
 tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t bytes, void **memory, uint64_t *segment);
+/* The piece is in it. Its receiver's store says the same to the next thread that takes it, but where that is another process,
+ * ThreadSanitizer does not see it. */
+void tr__block_filled(tr__rpc_shared_block *b);
 /* It was not sent. */
 void tr__block_give_back(tr__rpc_shared_block *b);
 /* Frees those that have not been used for a while. */

@@ -87,6 +87,11 @@ tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t byt
     return b;
 }
 
+void tr__block_filled(tr__rpc_shared_block *b)
+{
+    atomic_store_explicit(busy_flag(b), 1, memory_order_release);
+}
+
 void tr__block_give_back(tr__rpc_shared_block *b)
 {
     atomic_store(busy_flag(b), 0);

@@ -267,9 +267,10 @@ static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, 
         if (!memory) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
         o->parts[o->count++] = (struct iovec){memory, p->bytes};
     }
-    if (p->tensor) return tr_copy_out(p->tensor, memory, p->bytes);
-    memcpy(memory, p->data, p->bytes);
-    return TR_OK;
+    tr_status status = p->tensor ? tr_copy_out(p->tensor, memory, p->bytes) : TR_OK;
+    if (!p->tensor) memcpy(memory, p->data, p->bytes);
+    if (beside) tr__block_filled(o->held[i]);
+    return status;
 }
 
 tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
