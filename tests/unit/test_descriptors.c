@@ -167,6 +167,15 @@ static void a_group_whose_memory_could_not_be_shown_is_made_anew(void **state)
     for (int left = 1; left <= 2; left++) run_job_in(&(setting){.transport = "shm"}, 3, cannot_split, &left);
 }
 
+/* Mappings of what rank 0 has shown. */
+static size_t count_shown(tr__endpoint *e)
+{
+    pthread_mutex_lock(&e->lock);
+    size_t count = e->peers[0].mapping_count;
+    pthread_mutex_unlock(&e->lock);
+    return count;
+}
+
 /* Rank 1 has none left, neither for its own memory for groups nor for that of rank 0. The group is not made, and nothing else is
  * lost: for the latter it has one in reserve. */
 static tr_status cannot_make_a_group(rank *r)
@@ -174,18 +183,14 @@ static tr_status cannot_make_a_group(rank *r)
     tr__shm *shm;
     tr__tcp *tcp;
     tr__native_transports(r->group->state, &shm, &tcp);
-    size_t before = shm->endpoint->peers[0].mapping_count, now = before;
+    size_t before = count_shown(shm->endpoint);
     if (r->number == 1) TRY(leave_descriptors(0));
     TRY(tr_barrier(r->group)); /* rank 0 shows its memory behind it */
     tr_group *made = tr_group_split(r->group, 0, 0);
     CHECK(tr_status_of(made) != TR_OK);
     SAYS(r->number == 1 ? "Too many open files" : "rank 1 could not make its part of a group");
-    for (int ms = 0; r->number == 1 && now == before && ms < PATIENCE_MS; ms++) { /* until what rank 0 has shown is here */
-        usleep(1000);
-        pthread_mutex_lock(&shm->endpoint->lock);
-        now = shm->endpoint->peers[0].mapping_count;
-        pthread_mutex_unlock(&shm->endpoint->lock);
-    }
+    for (int ms = 0; r->number == 1 && count_shown(shm->endpoint) == before && ms < PATIENCE_MS; ms++)
+        usleep(1000); /* until what rank 0 has shown is here */
     TRY(tr_barrier(r->group));
     TRY(leave_descriptors(-1));
     made = tr_group_split(r->group, 0, 0);
