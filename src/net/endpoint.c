@@ -150,14 +150,14 @@ static tr_status show_blocks(tr__endpoint *e)
     return TR_OK;
 }
 
-/* All zero; NULL: there is none. */
+/* All zero; NULL: there is none. Not before it is taken again, as peers of a first group that gave up joining may yet look at it. */
 static void *free_block(tr__endpoint *e)
 {
     for (tr__endpoint_blocks *b = e->blocks; b; b = b->next)
         for (int i = 0; i < b->count; i++) {
             if (b->taken[i]) continue;
             b->taken[i] = true;
-            return b->memory + b->begin + (size_t)i * e->block_bytes;
+            return memset(b->memory + b->begin + (size_t)i * e->block_bytes, 0, e->block_bytes);
         }
     return NULL;
 }
@@ -181,7 +181,6 @@ static tr_status take_block(tr__endpoint *e, void **block)
 
 static void return_block(tr__endpoint *e, char *block)
 {
-    memset(block, 0, e->block_bytes);
     for (tr__endpoint_blocks *b = e->blocks; b; b = b->next)
         if (block >= b->memory && block < b->memory + b->begin + (size_t)b->count * e->block_bytes)
             b->taken[(size_t)(block - b->memory - b->begin) / e->block_bytes] = false;

@@ -435,6 +435,26 @@ static void threads_that_use_mappings_go_by_one_version(void **state)
     for (int i = 0; i < THREADS; i++) assert_false(users[i].moved);
 }
 
+/* A peer may look at it, as it hears that a rank has given up joining. */
+static void a_control_block_stays_until_it_is_taken_again(void **state)
+{
+    (void)state;
+    static const tr__attached calls;
+    tr__endpoint *e;
+    tr__attachment *first, *second, *third;
+    assert_int_equal(tr__endpoint_new("world", 0, 1, 64, &e), TR_OK);
+    assert_int_equal(tr__endpoint_attach(e, 1, &calls, NULL, &first), TR_OK);
+    assert_int_equal(tr__endpoint_attach(e, 2, &calls, NULL, &second), TR_OK);
+    int *word = second->block;
+    *word = 7;
+    tr__endpoint_detach(second);
+    assert_int_equal(*word, 7);
+    assert_int_equal(tr__endpoint_attach(e, 3, &calls, NULL, &third), TR_OK);
+    assert_true(third->block == word && *word == 0);
+    tr__endpoint_detach(third);
+    tr__endpoint_detach(first);
+}
+
 static void *give_up(void *failure)
 {
     tr__fail(TR_NO_MEMORY, "no memory for a message");
@@ -477,6 +497,7 @@ int main(void)
         cmocka_unit_test(a_message_that_there_is_no_memory_for_is_an_error),
         cmocka_unit_test(threads_that_use_mappings_go_by_one_version),
         cmocka_unit_test(a_failure_while_joining_names_this_rank),
+        cmocka_unit_test(a_control_block_stays_until_it_is_taken_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
