@@ -80,7 +80,7 @@ typedef struct resources {
 static resources count_resources(void)
 {
     return (resources){count_entries("/proc/self/fd"), count_entries("/proc/self/task"), count_mappings(),
-        count_entries("/dev/shm")};
+        count_shared_files()};
 }
 
 /* A few groups at once, used in all ways, then left, or dropped. */
