@@ -51,7 +51,8 @@ typedef struct job {
         const type *in[TR__ELEMENTWISE_INPUTS] = {0};                                                               \
         bool direct[TENSORS], all = true;                                                                           \
         for (int k = 0; k < loop->n; k++) {                                                                         \
-            direct[k] = loop->dtype[k] == DTYPE && tr__loop_step(loop, k) == 1;                                     \
+            bool own = loop->dtype[k] == DTYPE || (k == 0 && j->bodies->to_bool);                                   \
+            direct[k] = own && tr__loop_step(loop, k) == 1;                                                         \
             all = all && direct[k];                                                                                 \
             if (k && tr__loop_step(loop, k) == 0)                                                                   \
                 tr__read_##name(block[k], loop->dtype[k], at[k], 0, n < BLOCK ? n : BLOCK);                         \
@@ -113,7 +114,7 @@ static bool is_plain(const tr_op_call *call)
 tr_status tr__elementwise(tr_op_call *call, const tr__bodies *bodies)
 {
     tr_tensor *out = call->outputs[0];
-    tr_dtype dtype = out->dtype;
+    tr_dtype dtype = bodies->to_bool ? call->inputs[0]->dtype : out->dtype;
     job j = {.bodies = bodies, .attrs = call->attrs, .n_inputs = call->n_inputs, .dtype = dtype};
     j.as_i64 = !tr_dtype_is_float(dtype);
     j.as_f32 = !j.as_i64 && dtype != TR_F64 && bodies->f32;

@@ -17,9 +17,10 @@ typedef struct tr__bodies {
     void (*f32)(float *out, const float *const *in, int64_t n, const void *attrs);
     void (*f64)(double *out, const double *const *in, int64_t n, const void *attrs);
     void (*i64)(int64_t *out, const int64_t *const *in, int64_t n, const void *attrs);
+    bool to_bool; /* comparisons: what a body writes are bool, contiguous */
 } tr__bodies;
 
-/* Runs an op of 1 to 3 inputs and one output of their dtype; TR_DECLINED when no body is for that dtype. */
+/* Runs an op of 1 to 3 inputs and one output, of their dtype or bool; TR_DECLINED when no body is for that dtype. */
 tr_status tr__elementwise(tr_op_call *call, const tr__bodies *bodies);
 
 /* Shape rules. floats: integers are refused. */

@@ -375,6 +375,12 @@ tr__grad_consumer *tr__takes_rows(const tr_backward_call *call, int i)
     return leaf->consumer && leaf->consumer->consume_rows && !read ? leaf->consumer : NULL;
 }
 
+tr_tensor *tr__zeros_like(const tr_tensor *x, tr_shape shape)
+{
+    tr_tensor *zero = tr_zeros(TR_SCALAR, .dtype = x->dtype, .device = tr__device_of(x));
+    return shape.ndim ? tr_expand(zero, shape) : zero;
+}
+
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape)
 {
     if (tr__bad(g) || tr__shape_equal(g->shape, shape)) return g;

@@ -102,6 +102,8 @@ bool tr__is_spare(const tr_backward_call *call, int i);
  * there, or what it has instead when it has none there, else a new tensor. *accumulate: add to what is there rather than overwrite. The caller writes
  * it and sets grad_inputs[i] to it. May be a tensor in error. */
 tr_tensor *tr__grad_target(tr_backward_call *call, int i, bool *accumulate);
+/* Zeros of x's dtype and device: one number, expanded. */
+tr_tensor *tr__zeros_like(const tr_tensor *x, tr_shape shape);
 /* Sums g over the dimensions in which it was broadcast from shape: the gradient of a broadcast input. */
 tr_tensor *tr__sum_to(tr_tensor *g, tr_shape shape);
 /* For kernels and backward functions: y += x; and sums (+)= the sums of g over dims, a bit for each. Outside the graph. */

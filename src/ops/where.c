@@ -1,16 +1,10 @@
 /* Comparisons, which make masks, the choice between two tensors by a mask, and where a mask is true. Shapes broadcast. */
 #include "ops/compare.h"
-#include "ops/elementwise.h"
 #include "ops/family.h"
-
-#include "tensor/loop.h"
-#include "tensor/numbers.h"
-
-enum { BLOCK = 512 };
 
 /* ---- Comparisons: a, b of one dtype -> bool ---------------------------------------------------------------------- */
 
-static tr_status compare_infer(tr_op_call *call)
+tr_status tr__equal_infer(tr_op_call *call)
 {
     TR__TRY(tr__same(call, 0, 1));
     const tr_tensor *a = call->inputs[0], *b = call->inputs[1];
@@ -19,59 +13,15 @@ static tr_status compare_infer(tr_op_call *call)
     return tr__output_like(call, 0, tr__shape_equal(a->shape, shape) ? a : b, shape, TR_BOOL);
 }
 
-/* A run by the loop for a type: numbers of that type without gaps are used where they lie, others pass through blocks in the
- * first-level cache, which a broadcast number fills once. */
-#define COMPARE_RUN(name, type, DTYPE)                                                                             \
-    static void compare_##name(const tr__loop *loop, char *const *at, int64_t n, const void *arg)                  \
-    {                                                                                                              \
-        const tr__comparison *c = arg;                                                                             \
-        type block[3][BLOCK];                                                                                      \
-        bool result[BLOCK];                                                                                        \
-        int64_t step = tr__loop_step(loop, 0);                                                                     \
-        for (int k = 1; k < 3; k++)                                                                                \
-            if (!tr__loop_step(loop, k)) tr__read_##name(block[k], loop->dtype[k], at[k], 0, n < BLOCK ? n : BLOCK); \
-        for (int64_t i = 0, m; i < n; i += m) {                                                                    \
-            const type *in[3] = {NULL, block[1], block[2]};                                                        \
-            m = n - i < BLOCK ? n - i : BLOCK;                                                                     \
-            for (int k = 1; k < 3; k++) {                                                                          \
-                int64_t apart = tr__loop_step(loop, k);                                                            \
-                const char *from = at[k] + i * apart * loop->bytes[k];                                             \
-                if (apart == 1 && loop->dtype[k] == DTYPE) in[k] = (const type *)from;                             \
-                else if (apart) tr__read_##name(block[k], loop->dtype[k], from, apart, m);                         \
-            }                                                                                                      \
-            bool *out = (bool *)at[0] + i * step;                                                                  \
-            c->name(step == 1 ? out : result, in[1], in[2], m);                                                    \
-            for (int64_t k = 0; step != 1 && k < m; k++) out[k * step] = result[k];                                \
-        }                                                                                                          \
-    }
-COMPARE_RUN(f32, float, TR_F32)
-COMPARE_RUN(f64, double, TR_F64)
-COMPARE_RUN(i64, int64_t, TR_I64)
-
-tr_status tr__compare(tr_op_call *call, const tr__comparison *c)
-{
-    const tr_tensor *tensors[] = {call->outputs[0], call->inputs[0], call->inputs[1]};
-    tr__loop loop;
-    tr__loop_init(&loop, tensors[0]->shape, tensors, 3);
-    tr_dtype dtype = tensors[1]->dtype;
-    tr__loop_body body = !tr_dtype_is_float(dtype) ? compare_i64 : dtype == TR_F64 ? compare_f64 : compare_f32;
-    tr__loop_run(&loop, tr__pool_of(tensors[0]), body, c);
-    return TR_OK;
-}
-
 #define COMPARISON(name, operator)                                                               \
     TR__COMPARISON(name, operator)                                                               \
     tr_tensor *tr_##name(tr_tensor *a, tr_tensor *b)                                             \
     {                                                                                            \
         return tr_apply(tr__op(name), NULL, (tr_tensor *[]){a, b}, 2, NULL);                     \
     }                                                                                            \
-    tr_status tr__##name##_infer(tr_op_call *call)                                               \
-    {                                                                                            \
-        return compare_infer(call);                                                              \
-    }                                                                                            \
     tr_status tr__##name##_forward(tr_op_call *call)                                             \
     {                                                                                            \
-        return tr__compare(call, &name##_loops);                                                 \
+        return tr__elementwise(call, &name##_bodies);                                            \
     }
 TR__COMPARISON_MAP(COMPARISON)
 
@@ -110,7 +60,7 @@ TR__ELEMENTWISE_FORWARD(where, .f64 = where_f64, .i64 = where_i64)
 tr_status tr__where_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *mask = call->inputs[0];
-    tr_tensor *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
+    tr_tensor *zero = tr__zeros_like(g, TR_SCALAR);
     if (call->needs[1]) call->grad_inputs[1] = tr__sum_to(tr_where(mask, g, zero), tr__input_shape(call, 1));
     if (call->needs[2]) call->grad_inputs[2] = tr__sum_to(tr_where(mask, zero, g), tr__input_shape(call, 2));
     return TR_OK;
@@ -138,8 +88,7 @@ tr_tensor *tr_flatnonzero(tr_tensor *x)
     if (tr__bad(x)) return tr__tensor_pass(x);
     TR_SCOPE;
     tr_device device = tr__device_of(x);
-    bool is_mask = x->dtype == TR_BOOL;
-    tr_tensor *mask = is_mask ? x : tr_not_equal(x, tr_zeros(TR_SCALAR, .dtype = x->dtype, .device = device));
+    tr_tensor *mask = x->dtype == TR_BOOL ? x : tr_not_equal(x, tr__zeros_like(x, TR_SCALAR));
     mask = tr_contiguous(tr_to(mask, tr_cpu(0)));
     if (tr__bad(mask)) return tr_escape(tr__tensor_pass(mask));
     return tr_escape(tr_to(places_of(mask), device));

@@ -1,5 +1,6 @@
 /* The kernels for CPUs: which ops have some, and the choice between those for different machines. */
 #include "base/isa.h"
+#include "ops/compare.h"
 #include "ops/cpu/attention/attention.h"
 #include "ops/cpu/plan.h"
 #include "ops/cpu/simd/kernels/tables.h"

@@ -8,7 +8,7 @@
     TR__COMPARISON(name##_simd, operator)                         \
     static tr_status name##_kernel(tr_op_call *call)              \
     {                                                             \
-        return tr__compare(call, &name##_simd_loops);             \
+        return tr__elementwise(call, &name##_simd_bodies);        \
     }
 TR__COMPARISON_MAP(COMPARISON)
 
