@@ -159,11 +159,7 @@ tr_status tr__copy_forward(tr_op_call *call)
     return tr__copy_elements(call->outputs[0], call->inputs[0]);
 }
 
-tr_status tr__copy_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = call->grad_outputs[0];
-    return TR_OK;
-}
+TR__BACKWARD(copy, void, g)
 
 tr_tensor *tr_contiguous(tr_tensor *x)
 {
@@ -183,11 +179,7 @@ tr_status tr__cast_infer(tr_op_call *call)
     return tr__output_like(call, 0, x, x->shape, ((const tr_cast_attrs *)call->attrs)->dtype);
 }
 
-tr_status tr__cast_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_cast(call->grad_outputs[0], ((const tr_cast_attrs *)call->attrs)->from);
-    return TR_OK;
-}
+TR__BACKWARD(cast, tr_cast_attrs, tr_cast(g, a->from))
 
 tr_tensor *tr_cast(tr_tensor *x, tr_dtype dtype)
 {
@@ -224,11 +216,7 @@ tr_status tr__to_infer(tr_op_call *call)
     return tr__output_made(call, 0, tr__tensor_new_strided(x->shape, stride, x->dtype, device));
 }
 
-tr_status tr__to_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_to(call->grad_outputs[0], ((const tr_to_attrs *)call->attrs)->from);
-    return TR_OK;
-}
+TR__BACKWARD(to, tr_to_attrs, tr_to(g, a->from))
 
 tr_tensor *tr_to(tr_tensor *x, tr_device device)
 {

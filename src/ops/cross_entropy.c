@@ -187,7 +187,6 @@ tr_status tr__cross_entropy_backward(tr_backward_call *call)
 {
     tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[0], call->inputs[1], call->outputs[1], call->outputs[2],
         call->outputs[3]};
-    if (!call->needs[0]) return TR_OK;
     tr_tensor *logits = call->inputs[0];
     if (!tr__is_spare(call, 0)) {
         call->grad_inputs[0] = tr_apply(tr__op(cross_entropy_grad), call->attrs, inputs, 6, NULL);

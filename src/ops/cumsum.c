@@ -112,10 +112,4 @@ tr_status tr__cumsum_forward(tr_op_call *call)
     return TR_OK;
 }
 
-tr_status tr__cumsum_backward(tr_backward_call *call)
-{
-    tr_cumsum_attrs attrs = *(const tr_cumsum_attrs *)call->attrs;
-    attrs.reverse = !attrs.reverse;
-    call->grad_inputs[0] = tr_apply(tr__op(cumsum), &attrs, (tr_tensor *[]){call->grad_outputs[0]}, 1, NULL);
-    return TR_OK;
-}
+TR__BACKWARD(cumsum, tr_cumsum_attrs, tr_apply(tr__op(cumsum), &(tr_cumsum_attrs){a->dim, !a->reverse}, &g, 1, NULL))

@@ -73,8 +73,4 @@ tr_status tr__dropout_forward(tr_op_call *call)
     return TR_OK;
 }
 
-tr_status tr__dropout_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_apply(tr__op(dropout), call->attrs, (tr_tensor *[]){call->grad_outputs[0]}, 1, NULL);
-    return TR_OK;
-}
+TR__BACKWARD(dropout, void, tr_apply(tr__op(dropout), a, &g, 1, NULL))

@@ -141,7 +141,6 @@ tr_status tr__embedding_grad_forward(tr_op_call *call)
 
 tr_status tr__embedding_backward(tr_backward_call *call)
 {
-    if (!call->needs[0]) return TR_OK;
     tr_accumulate_attrs attrs;
     tr_tensor *dweight = tr__grad_target(call, 0, &attrs.accumulate);
     tr_tensor *inputs[] = {call->grad_outputs[0], call->inputs[1]};

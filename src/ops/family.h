@@ -21,4 +21,16 @@
 #undef DECLARE_NO
 #undef DECLARE_KERNEL
 
+/* The backward of an op of one input: its gradient, of g, which has arrived, of x and y, input and output 0 where the row saves them,
+ * and of a, the attributes. */
+#define TR__BACKWARD(name, attrs_type, gradient)                                             \
+    tr_status tr__##name##_backward(tr_backward_call *call)                                  \
+    {                                                                                        \
+        tr_tensor *g = call->grad_outputs[0], *x = call->inputs[0], *y = call->outputs[0];   \
+        const attrs_type *a = call->attrs;                                                   \
+        (void)x, (void)y, (void)a;                                                           \
+        call->grad_inputs[0] = gradient;                                                     \
+        return TR_OK;                                                                        \
+    }
+
 #endif

@@ -370,52 +370,27 @@ static tr_tensor *with_kept_dims(const tr_backward_call *call, tr_tensor *t)
     return tr_reshape(t, reduced_shape(tr__input_shape(call, 0), attrs));
 }
 
-tr_status tr__sum_backward(tr_backward_call *call)
+/* Of each element that a result is of. */
+static double count_of_each(const tr_backward_call *call)
 {
-    call->grad_inputs[0] = tr_expand(with_kept_dims(call, call->grad_outputs[0]), tr__input_shape(call, 0));
-    return TR_OK;
-}
-
-tr_status tr__mean_backward(tr_backward_call *call)
-{
-    tr_tensor *g = call->grad_outputs[0];
-    double count = (double)tr__numel(tr__input_shape(call, 0)) / (double)tr__numel(g->shape);
-    call->grad_inputs[0] = tr_expand(with_kept_dims(call, tr_affine(g, 1 / count, 0)), tr__input_shape(call, 0));
-    return TR_OK;
-}
-
-/* x g/y; 0 where the norm is 0, as in PyTorch. */
-tr_status tr__norm_backward(tr_backward_call *call)
-{
-    tr_tensor *y = call->outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = y->dtype, .device = tr__device_of(y));
-    tr_tensor *scale = tr_masked_fill(tr_div(call->grad_outputs[0], y), tr_equal(y, zero), 0);
-    call->grad_inputs[0] = tr_mul(call->inputs[0], with_kept_dims(call, scale));
-    return TR_OK;
+    return (double)tr__numel(tr__input_shape(call, 0)) / (double)tr__numel(call->grad_outputs[0]->shape);
 }
 
 /* By the kernel `grad` of g, x and y, these with the dimensions of x. */
-static tr_status by_kernel(tr_backward_call *call, const tr_op *grad)
+static tr_tensor *by_kernel(const tr_backward_call *call, const tr_op *grad, tr_tensor *g, tr_tensor *x, tr_tensor *y)
 {
-    tr_tensor *inputs[] = {with_kept_dims(call, call->grad_outputs[0]), call->inputs[0],
-        with_kept_dims(call, call->outputs[0])};
-    call->grad_inputs[0] = tr_apply(grad, call->attrs, inputs, 3, NULL);
-    return TR_OK;
+    return tr_apply(grad, call->attrs, (tr_tensor *[]){with_kept_dims(call, g), x, with_kept_dims(call, y)}, 3, NULL);
 }
 
-tr_status tr__max_backward(tr_backward_call *call)
-{
-    return by_kernel(call, tr__op(max_grad));
-}
-
-tr_status tr__min_backward(tr_backward_call *call)
-{
-    return by_kernel(call, tr__op(max_grad));
-}
-
-tr_status tr__prod_backward(tr_backward_call *call)
-{
-    return by_kernel(call, tr__op(prod_grad));
-}
+TR__BACKWARD(sum, void, tr_expand(with_kept_dims(call, g), tr__input_shape(call, 0)))
+TR__BACKWARD(mean, void,
+    tr_expand(with_kept_dims(call, tr_affine(g, 1 / count_of_each(call), 0)), tr__input_shape(call, 0)))
+TR__BACKWARD(max, void, by_kernel(call, tr__op(max_grad), g, x, y))
+TR__BACKWARD(min, void, by_kernel(call, tr__op(max_grad), g, x, y))
+TR__BACKWARD(prod, void, by_kernel(call, tr__op(prod_grad), g, x, y))
+/* x g/y; 0 where the norm is 0, as in PyTorch. */
+TR__BACKWARD(norm, void,
+    tr_mul(x, with_kept_dims(call, tr_masked_fill(tr_div(g, y), tr_equal(y, tr__zeros_like(y, TR_SCALAR)), 0))))
 
 /* What a gradient has to know of a result's elements. */
 typedef struct around {

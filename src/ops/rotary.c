@@ -100,10 +100,5 @@ tr_status tr__rotary_forward(tr_op_call *call)
     return tr__fail(TR_NO_MEMORY, "rotary: no memory for a row of %s", TR__TEXT(x->shape));
 }
 
-tr_status tr__rotary_backward(tr_backward_call *call)
-{
-    tr_rotary_attrs attrs = *(const tr_rotary_attrs *)call->attrs;
-    attrs.back = !attrs.back;
-    call->grad_inputs[0] = tr_apply(tr__op(rotary), &attrs, (tr_tensor *[]){call->grad_outputs[0]}, 1, NULL);
-    return TR_OK;
-}
+TR__BACKWARD(rotary, tr_rotary_attrs,
+    tr_apply(tr__op(rotary), &(tr_rotary_attrs){a->base, a->first, a->interleaved, !a->back}, &g, 1, NULL))

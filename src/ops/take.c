@@ -128,14 +128,8 @@ tr_status tr__take_along_forward(tr_op_call *call)
     return TR_OK;
 }
 
-tr_status tr__take_along_backward(tr_backward_call *call)
-{
-    tr_tensor *g = call->grad_outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
-    int dim = ((const tr_dim_attrs *)call->attrs)->dim;
-    if (call->needs[0])
-        call->grad_inputs[0] = tr_scatter_add(tr_expand(zero, tr__input_shape(call, 0)), dim, call->inputs[1], g);
-    return TR_OK;
-}
+TR__BACKWARD(take_along, tr_dim_attrs,
+    tr_scatter_add(tr__zeros_like(g, tr__input_shape(call, 0)), a->dim, call->inputs[1], g))
 
 /* ---- scatter_add and put_along --------------------------------------------------------------------------------------- */
 
@@ -216,9 +210,8 @@ tr_status tr__scatter_add_backward(tr_backward_call *call)
 tr_status tr__put_along_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0], *index = call->inputs[1];
-    tr_tensor *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
     int dim = ((const tr_dim_attrs *)call->attrs)->dim;
-    if (call->needs[0]) call->grad_inputs[0] = tr_put_along(g, dim, index, tr_expand(zero, index->shape));
+    if (call->needs[0]) call->grad_inputs[0] = tr_put_along(g, dim, index, tr__zeros_like(g, index->shape));
     if (call->needs[2]) call->grad_inputs[2] = tr_take_along(g, dim, index);
     return TR_OK;
 }

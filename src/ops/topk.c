@@ -285,10 +285,5 @@ tr_status tr__topk_forward(tr_op_call *call)
 }
 
 /* To where the elements were. */
-tr_status tr__topk_backward(tr_backward_call *call)
-{
-    tr_tensor *g = call->grad_outputs[0], *zero = tr_zeros(TR_SCALAR, .dtype = g->dtype, .device = tr__device_of(g));
-    int dim = ((const tr_topk_attrs *)call->attrs)->dim;
-    call->grad_inputs[0] = tr_scatter_add(tr_expand(zero, tr__input_shape(call, 0)), dim, call->outputs[1], g);
-    return TR_OK;
-}
+TR__BACKWARD(topk, tr_topk_attrs,
+    tr_scatter_add(tr__zeros_like(g, tr__input_shape(call, 0)), a->dim, call->outputs[1], g))

@@ -210,30 +210,13 @@ tr_status tr__clamp_infer(tr_op_call *call)
 
 /* ---- Gradients that are compositions --------------------------------------------------------------------------- */
 
-#define BACKWARD(name, gradient)                                                                              \
-    tr_status tr__##name##_backward(tr_backward_call *call)                                                   \
-    {                                                                                                         \
-        tr_tensor *g = call->grad_outputs[0], *x = call->inputs[0], *y = call->outputs[0];                    \
-        (void)x, (void)y;                                                                                     \
-        call->grad_inputs[0] = gradient;                                                                      \
-        return TR_OK;                                                                                         \
-    }
-BACKWARD(affine, tr_affine(g, ((const tr_affine_attrs *)call->attrs)->scale, 0))
-BACKWARD(neg, tr_neg(g))
-BACKWARD(exp, tr_mul(g, y))
-BACKWARD(log, tr_div(g, x))
-BACKWARD(sqrt, tr_div(tr_affine(g, 0.5, 0), y))
-BACKWARD(sin, tr_mul(g, tr_cos(x)))
-BACKWARD(cos, tr_neg(tr_mul(g, tr_sin(x))))
-
+TR__BACKWARD(affine, tr_affine_attrs, tr_affine(g, a->scale, 0))
+TR__BACKWARD(neg, void, tr_neg(g))
+TR__BACKWARD(exp, void, tr_mul(g, y))
+TR__BACKWARD(log, void, tr_div(g, x))
+TR__BACKWARD(sqrt, void, tr_div(tr_affine(g, 0.5, 0), y))
+TR__BACKWARD(sin, void, tr_mul(g, tr_cos(x)))
+TR__BACKWARD(cos, void, tr_neg(tr_mul(g, tr_sin(x))))
 /* Of x^0, which is 1 everywhere, it is 0 everywhere. */
-tr_status tr__pow_backward(tr_backward_call *call)
-{
-    double exponent = ((const tr_pow_attrs *)call->attrs)->exponent;
-    tr_tensor *x = call->inputs[0];
-    if (exponent == 0)
-        call->grad_inputs[0] = tr_zeros(x->shape, .dtype = x->dtype, .device = tr__device_of(x));
-    else
-        call->grad_inputs[0] = tr_mul(call->grad_outputs[0], tr_affine(tr_pow(x, exponent - 1), exponent, 0));
-    return TR_OK;
-}
+TR__BACKWARD(pow, tr_pow_attrs, a->exponent == 0 ? tr_zeros(x->shape, .dtype = x->dtype, .device = tr__device_of(x))
+                                                 : tr_mul(g, tr_affine(tr_pow(x, a->exponent - 1), a->exponent, 0)))

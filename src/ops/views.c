@@ -60,11 +60,7 @@ tr_status tr__view_infer(tr_op_call *call)
     return tr__output_made(call, 0, tr__tensor_view(x, shape, stride, x->offset));
 }
 
-tr_status tr__view_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr_reshape(call->grad_outputs[0], tr__input_shape(call, 0));
-    return TR_OK;
-}
+TR__BACKWARD(view, void, tr_reshape(g, tr__input_shape(call, 0)))
 
 /* Puts a number in the place of -1. */
 static tr_status fill_in(const tr_tensor *x, tr_shape *shape)
@@ -180,11 +176,7 @@ tr_status tr__expand_infer(tr_op_call *call)
     return tr__output_made(call, 0, tr__tensor_view(x, shape, stride, x->offset));
 }
 
-tr_status tr__expand_backward(tr_backward_call *call)
-{
-    call->grad_inputs[0] = tr__sum_to(call->grad_outputs[0], tr__input_shape(call, 0));
-    return TR_OK;
-}
+TR__BACKWARD(expand, void, tr__sum_to(g, tr__input_shape(call, 0)))
 
 tr_tensor *tr_expand(tr_tensor *x, tr_shape shape)
 {
@@ -346,8 +338,7 @@ tr_status tr__split_backward(tr_backward_call *call)
     tr_tensor *any = call->grad_outputs[used];
     for (int i = 0; i < attrs->parts; i++) {
         grads[i] = call->grad_outputs[i];
-        if (!grads[i])
-            grads[i] = tr_expand(tr_zeros(TR_SCALAR, .dtype = any->dtype, .device = tr__device_of(any)), shape);
+        if (!grads[i]) grads[i] = tr__zeros_like(any, shape);
     }
     call->grad_inputs[0] = tr_cat(grads, attrs->parts, attrs->dim);
     return TR_OK;
