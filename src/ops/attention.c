@@ -15,7 +15,6 @@
 #include "ops/family.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------- */
@@ -184,33 +183,24 @@ tr__attention tr__attention_of(const tr_op_call *call)
 typedef struct task {
     const tr__attention *a;
     const tr__attention_kernels *kernels;
-    size_t bytes; /* of scratch */
-    atomic_bool no_memory;
 } task;
 
-static void run_heads(void *arg, int64_t begin, int64_t end)
+static void run_heads(void *arg, int64_t begin, int64_t end, void *scratch)
 {
-    task *work = arg;
+    const task *work = arg;
     const tr__attention *a = work->a;
-    float *scratch = tr__cpu_alloc(a->device.index, work->bytes);
-    if (!scratch) {
-        atomic_store(&work->no_memory, true);
-        return;
-    }
     for (int64_t i = begin; i < end; i++)
         (a->grad ? work->kernels->backward : work->kernels->forward)(a, i, i + 1 < end ? i + 1 : i, scratch);
-    tr__cpu_free(a->device.index, scratch, work->bytes);
 }
 
 tr_status tr__attention_run(const tr_op_call *call, const tr__attention_kernels *kernels)
 {
     tr__attention a = tr__attention_of(call);
     task work = {.a = &a, .kernels = kernels};
-    work.bytes = sizeof(float) * (a.grad ? kernels->backward_scratch : kernels->forward_scratch)(&a);
-    tr__pool_for(tr__cpu_pool(a.device), a.batch * a.heads, 1, run_heads, &work);
-    if (!atomic_load(&work.no_memory)) return TR_OK;
+    size_t bytes = sizeof(float) * (a.grad ? kernels->backward_scratch : kernels->forward_scratch)(&a);
+    if (tr__cpu_for(a.device, a.batch * a.heads, 1, bytes, run_heads, &work)) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "%s: no memory for the %zu bytes that a head of %lld queries and %lld keys takes",
-        call->op->name, work.bytes, (long long)a.queries, (long long)a.keys);
+        call->op->name, bytes, (long long)a.queries, (long long)a.keys);
 }
 
 /* ---- Reference ----------------------------------------------------------------------------------------------------- */

@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,7 +95,6 @@ typedef struct job {
     int64_t planes, h, w, oh, ow, inner;
     const taps *rows, *columns; /* [oh], [ow] */
     void *x, *y;                /* or their gradients */
-    atomic_bool no_memory;
 } job;
 
 /* For float and double:
@@ -145,15 +143,11 @@ typedef struct job {
         for (int64_t i = 0; i < n; i++)                                                                            \
             for (int k = 0; k < t->count; k++) to[t[i].at[k]] += (type)t[i].weight[k] * from[i];                   \
     }                                                                                                              \
-    static void forward_##type(void *arg, int64_t begin, int64_t end)                                              \
+    static void forward_##type(void *arg, int64_t begin, int64_t end, void *scratch)                               \
     {                                                                                                              \
-        job *j = arg;                                                                                              \
+        const job *j = arg;                                                                                        \
         int64_t line = j->w * j->inner;                                                                            \
-        type *blended = malloc(sizeof *blended * (size_t)line);                                                    \
-        if (!blended) {                                                                                            \
-            atomic_store(&j->no_memory, true);                                                                     \
-            return;                                                                                                \
-        }                                                                                                          \
+        type *blended = scratch;                                                                                   \
         for (int64_t row = begin; row < end; row++) {                                                              \
             blend_##type(blended, (const type *)j->x + row / j->oh * j->h * line, &j->rows[row % j->oh], line);    \
             type *to = (type *)j->y + row * j->ow * j->inner;                                                      \
@@ -161,17 +155,12 @@ typedef struct job {
             for (int64_t ox = 0; ox < j->ow && j->inner > 1; ox++, to += j->inner)                                 \
                 blend_##type(to, blended, &j->columns[ox], j->inner);                                              \
         }                                                                                                          \
-        free(blended);                                                                                             \
     }                                                                                                              \
-    static void backward_##type(void *arg, int64_t begin, int64_t end)                                             \
+    static void backward_##type(void *arg, int64_t begin, int64_t end, void *scratch)                              \
     {                                                                                                              \
-        job *j = arg;                                                                                              \
+        const job *j = arg;                                                                                        \
         int64_t line = j->w * j->inner;                                                                            \
-        type *gathered = malloc(sizeof *gathered * (size_t)line);                                                  \
-        if (!gathered) {                                                                                           \
-            atomic_store(&j->no_memory, true);                                                                     \
-            return;                                                                                                \
-        }                                                                                                          \
+        type *gathered = scratch;                                                                                  \
         for (int64_t plane = begin; plane < end; plane++) {                                                        \
             type *image = (type *)j->x + plane * j->h * line;                                                      \
             const type *g = (const type *)j->y + plane * j->oh * j->ow * j->inner;                                 \
@@ -185,7 +174,6 @@ typedef struct job {
                 spread_##type(image, gathered, &j->rows[oy], line);                                                \
             }                                                                                                      \
         }                                                                                                          \
-        free(gathered);                                                                                            \
     }
 KERNELS(float)
 KERNELS(double)
@@ -219,10 +207,11 @@ tr_status tr__interpolate_forward(tr_op_call *call)
         j.columns = table + j.oh;
         bool single = dtype == TR_F32;
         int64_t of_row = (j.w + j.ow) * j.inner, rows = gradient ? j.oh : 1;
-        tr__pool_for(tr__pool_of(y), gradient ? j.planes : j.planes * j.oh, TR__GRAIN / (of_row * rows) + 1,
+        bool done = tr__cpu_for(tr__device_of(y), gradient ? j.planes : j.planes * j.oh, TR__GRAIN / (of_row * rows) + 1,
+            tr_dtype_size(dtype) * (size_t)(j.w * j.inner),
             gradient ? single ? backward_float : backward_double : single ? forward_float : forward_double, &j);
         free(table);
-        if (atomic_load(&j.no_memory)) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for a row of %s", TR__TEXT(image));
+        if (!done) return tr__fail(TR_NO_MEMORY, "interpolate: no memory for a row of %s", TR__TEXT(image));
     }
     return tr__unstage(out, to);
 }

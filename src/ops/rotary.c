@@ -7,7 +7,6 @@
 #include "ops/rows.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
 tr_tensor *tr_rotary_with(const tr_rotary_options *o)
@@ -33,7 +32,6 @@ typedef struct job {
     tr__rows x, y;
     int64_t seq, pairs;
     double *turns; /* [seq, 2, pairs]: cosines, sines */
-    atomic_bool no_memory;
 } job;
 
 /* From every 64th position on by the angle's addition theorem, which costs a twentieth of a sine and a cosine. */
@@ -65,23 +63,18 @@ static void turn(const job *j, double *row, const double *cosines, const double 
     }
 }
 
-static void turn_rows(void *arg, int64_t begin, int64_t end)
+/* row: room for one */
+static void turn_rows(void *arg, int64_t begin, int64_t end, void *row)
 {
-    job *j = arg;
-    double *row = malloc(sizeof *row * (size_t)(j->x.n + 1));
-    if (!row) {
-        atomic_store(&j->no_memory, true);
-        return;
-    }
+    const job *j = arg;
     for (int64_t r = begin; r < end; r++) {
         const double *cosines = j->turns + 2 * (r % j->seq) * j->pairs;
         for (int64_t at = 0; at < j->x.n; at += TR__ROW_BLOCK)
-            tr__row_read(&j->x, r, at, tr__row_block(&j->x, at), row + at);
+            tr__row_read(&j->x, r, at, tr__row_block(&j->x, at), (double *)row + at);
         turn(j, row, cosines, cosines + j->pairs);
         for (int64_t at = 0; at < j->x.n; at += TR__ROW_BLOCK)
-            tr__row_write(&j->y, r, at, tr__row_block(&j->y, at), row + at);
+            tr__row_write(&j->y, r, at, tr__row_block(&j->y, at), (double *)row + at);
     }
-    free(row);
 }
 
 tr_status tr__rotary_forward(tr_op_call *call)
@@ -94,10 +87,10 @@ tr_status tr__rotary_forward(tr_op_call *call)
     j.turns = malloc(sizeof *j.turns * 2 * (size_t)(j.seq * j.pairs));
     if (!j.turns) return tr__fail(TR_NO_MEMORY, "rotary: no memory for the turns of %s", TR__TEXT(x->shape));
     tr__pool_for(tr__pool_of(x), j.pairs, tr__row_grain(4 * j.seq), fill_turns, &j);
-    tr__pool_for(tr__pool_of(x), j.x.others.n, tr__row_grain(j.x.n), turn_rows, &j);
+    size_t row = sizeof(double) * (size_t)j.x.n;
+    bool turned = tr__cpu_for(tr__device_of(x), j.x.others.n, tr__row_grain(j.x.n), row, turn_rows, &j);
     free(j.turns);
-    if (!atomic_load(&j.no_memory)) return TR_OK;
-    return tr__fail(TR_NO_MEMORY, "rotary: no memory for a row of %s", TR__TEXT(x->shape));
+    return turned ? TR_OK : tr__fail(TR_NO_MEMORY, "rotary: no memory for a row of %s", TR__TEXT(x->shape));
 }
 
 TR__BACKWARD(rotary, tr_rotary_attrs,

@@ -9,8 +9,6 @@
 #include "ops/rows.h"
 
 #include <inttypes.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 static tr_tensor *failed(tr_tensor **indices)
@@ -69,7 +67,6 @@ typedef struct entry {
 typedef struct job {
     const tr_topk_attrs *attrs;
     tr__rows x, values, indices;
-    atomic_bool no_memory;
 } job;
 
 /* An element as it is read: of floats, or of integers. */
@@ -252,16 +249,11 @@ static void put_row(const job *j, int64_t r, const room *m, const entry *best)
     }
 }
 
-static void select_rows(void *arg, int64_t begin, int64_t end)
+static void select_rows(void *arg, int64_t begin, int64_t end, void *memory)
 {
-    job *j = arg;
+    const job *j = arg;
     size_t n = (size_t)j->x.n;
-    char *memory = malloc(n * (sizeof(number) + sizeof(uint64_t) + 2 * sizeof(entry)));
-    if (!memory) {
-        atomic_store(&j->no_memory, true);
-        return;
-    }
-    room m = {.entries = (entry *)memory};
+    room m = {.entries = memory};
     m.scratch = m.entries + n;
     m.row = (number *)(m.scratch + n);
     m.keys = (uint64_t *)(m.row + n);
@@ -269,7 +261,6 @@ static void select_rows(void *arg, int64_t begin, int64_t end)
         read_row(j, r, m.row, m.keys);
         put_row(j, r, &m, select_row(j, &m));
     }
-    free(memory);
 }
 
 tr_status tr__topk_forward(tr_op_call *call)
@@ -278,9 +269,10 @@ tr_status tr__topk_forward(tr_op_call *call)
     int dim = attrs->dim;
     if (attrs->k == 0) return TR_OK;
     job j = {attrs, tr__rows_of(call->inputs[0], dim), tr__rows_of(call->outputs[0], dim),
-        tr__rows_of(call->outputs[1], dim), false};
-    tr__pool_for(tr__pool_of(call->outputs[0]), j.x.others.n, tr__row_grain(8 * j.x.n), select_rows, &j);
-    if (!atomic_load(&j.no_memory)) return TR_OK;
+        tr__rows_of(call->outputs[1], dim)};
+    size_t bytes = (size_t)j.x.n * (sizeof(number) + sizeof(uint64_t) + 2 * sizeof(entry));
+    tr_device device = tr__device_of(call->outputs[0]);
+    if (tr__cpu_for(device, j.x.others.n, tr__row_grain(8 * j.x.n), bytes, select_rows, &j)) return TR_OK;
     return tr__fail(TR_NO_MEMORY, "topk: no memory to sort %" PRId64 " elements", j.x.n);
 }
 

@@ -180,8 +180,8 @@ static void check_winograd(tr_dtype dtype)
               *dx = tr__staged_images(tr_zeros(TR_SHAPE(2, c, 9, 9), .dtype = dtype), dtype, false),
               *dw = tr_zeros(TR_SHAPE(k, c, 3, 3));
     tr__winograd_images small = {dtype, tr_data(x), 9, 9, c}, large = {dtype, tr_data(y), 9, 9, k};
-    tr__winograd forward = {.n = 2, .from = small, .to = large, .offset = -1, .weight = tr_data(w), .device = tr_cpu(0),
-        .pool = tr__cpu_pool(tr_cpu(0))}, to_x = forward, to_w = forward;
+    tr__winograd forward = {.n = 2, .from = small, .to = large, .offset = -1, .weight = tr_data(w), .device = tr_cpu(0)},
+        to_x = forward, to_w = forward;
     to_w.to.data = tr_data(g);
     to_w.dweight = tr_data(dw);
     to_x.from = to_w.to;
@@ -228,7 +228,7 @@ static void check_direct(const tr__direct_kernels *machine, const direct_case *o
     tr_tensor *g = tr_randn(4, out);
     TR_CHECK(tr_backward(expected, .gradient = tr_cast(g, TR_F64)));
     TR_NO_GRAD;
-    tr__direct d = {.device = tr_cpu(0), .pool = tr__cpu_pool(tr_cpu(0)), .bias = tr_data(bias),
+    tr__direct d = {.device = tr_cpu(0), .bias = tr_data(bias),
         .s = {.n = one->n, .c = one->c, .h = one->h, .w = one->w, .k = one->k, .kh = one->kernel, .kw = one->kernel,
             .oh = out.dim[2], .ow = out.dim[3], .groups = 1, .stride = one->stride, .padding = one->padding, .dilation = 1}};
     tr_tensor *padded = tr__conv_padded(x, &d.s, TR_F32), *weight = tr__staged_images(w, TR_F32, true),

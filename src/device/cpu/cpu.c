@@ -127,6 +127,33 @@ void tr__cpu_free(int index, void *memory, size_t bytes)
     tr__cache_free(cpus.caches[index], memory, bytes);
 }
 
+typedef struct pieces {
+    int index;
+    size_t bytes;
+    tr__scratch_body body;
+    void *arg;
+    atomic_bool no_memory;
+} pieces;
+
+static void run_piece(void *arg, int64_t begin, int64_t end)
+{
+    pieces *p = arg;
+    void *scratch = p->bytes ? tr__cpu_alloc(p->index, p->bytes) : NULL;
+    if (p->bytes && !scratch) {
+        atomic_store(&p->no_memory, true);
+        return;
+    }
+    p->body(p->arg, begin, end, scratch);
+    if (scratch) tr__cpu_free(p->index, scratch, p->bytes);
+}
+
+bool tr__cpu_for(tr_device device, int64_t n, int64_t grain, size_t bytes, tr__scratch_body body, void *arg)
+{
+    pieces p = {.index = device.index, .bytes = bytes, .body = body, .arg = arg};
+    tr__pool_for(tr__cpu_pool(device), n, grain, run_piece, &p);
+    return !atomic_load(&p.no_memory);
+}
+
 void tr__cpu_trim(int index)
 {
     if (tr__cpu_count() > index) tr__cache_trim(cpus.caches[index]);

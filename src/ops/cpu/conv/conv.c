@@ -95,8 +95,7 @@ static tr_status to_weight(const tr_op_call *call, tr__winograd *w)
 
 tr_status tr__winograd_conv(const tr_op_call *call, const tr__conv2d *s)
 {
-    tr_device device = tr__device_of(call->outputs[0]);
-    tr__winograd w = {.n = s->n, .offset = -s->padding, .device = device, .pool = tr__cpu_pool(device)};
+    tr__winograd w = {.n = s->n, .offset = -s->padding, .device = tr__device_of(call->outputs[0])};
     if (call->op == tr__op(conv2d_grad_weight)) return to_weight(call, &w);
     w.gradient = call->op == tr__op(conv2d_grad_input);
     if (w.gradient) w.offset = s->padding - (s->kh - 1);
@@ -138,8 +137,7 @@ static tr_status direct_grad_weight(const tr_op_call *call, tr__direct *d, tr_dt
 
 tr_status tr__direct_conv(const tr_op_call *call, const tr__conv2d *s, bool vnni)
 {
-    tr_device device = tr__device_of(call->outputs[0]);
-    tr__direct d = {.s = *s, .device = device, .pool = tr__cpu_pool(device)};
+    tr__direct d = {.s = *s, .device = tr__device_of(call->outputs[0])};
     return call->op == tr__op(conv2d) ? direct_forward(call, &d) : direct_grad_weight(call, &d, vnni ? TR_BF16 : TR_F32);
 }
 

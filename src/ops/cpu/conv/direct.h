@@ -5,7 +5,6 @@
 #ifndef TR_OPS_CPU_CONV_DIRECT_H
 #define TR_OPS_CPU_CONV_DIRECT_H
 
-#include "base/pool.h"
 #include "ops/conv.h"
 
 /* What is computed: y from x, or dweight from both. Images channels-last; all f32, or x and y bf16 for tr__direct_avx512bf16(). */
@@ -18,7 +17,6 @@ typedef struct tr__direct {
     float *dweight;      /* [k, kh, kw, c] */
     bool accumulate;     /* onto dweight */
     tr_device device;
-    tr__pool *pool;
 } tr__direct;
 
 /* Written once (direct_tiles.h), compiled for each kind of machine. false: out of memory. The channels of outputs must be whole

@@ -10,8 +10,6 @@
 
 #include "device/device.h"
 
-#include <stdatomic.h>
-
 enum { PARTS = 16 }; /* of the rows of outputs, which threads share: sums over them go in order */
 
 typedef struct direct {
@@ -23,7 +21,6 @@ typedef struct direct {
     int64_t step;  /* from what a place sees to what the next one does */
     int64_t all;   /* sums: [kh run][k] */
     float *sums;   /* [parts][all] */
-    atomic_bool no_memory;
 } direct;
 
 /* n pairs of numbers that lie `apart` from each other; reads n + apart numbers. */
@@ -65,23 +62,16 @@ static void add_rows(const direct *w, int64_t begin, int64_t end, float *sums, f
     }
 }
 
-static void add_parts(void *arg, int64_t begin, int64_t end)
+/* x, dy: as add_rows() wants them, one behind the other */
+static void add_parts(void *arg, int64_t begin, int64_t end, void *x)
 {
-    direct *w = arg;
-    const tr__conv2d *s = &w->d->s;
-    int64_t x = s->kh * w->row, dy = s->ow / 2 * s->k;
-    size_t bytes = sizeof(float) * (size_t)(x + dy);
-    float *memory = tr__cpu_alloc(w->d->device.index, bytes);
-    if (!memory) {
-        atomic_store(&w->no_memory, true);
-        return;
-    }
+    const direct *w = arg;
+    float *dy = (float *)x + w->d->s.kh * w->row;
     for (int64_t part = begin; part < end; part++) {
         float *sums = w->sums + part * w->all;
         memset(sums, 0, sizeof *sums * (size_t)w->all);
-        add_rows(w, part * w->rows / w->parts, (part + 1) * w->rows / w->parts, sums, memory, memory + x);
+        add_rows(w, part * w->rows / w->parts, (part + 1) * w->rows / w->parts, sums, x, dy);
     }
-    tr__cpu_free(w->d->device.index, memory, bytes);
 }
 
 static void put_sums(const direct *w)
@@ -105,8 +95,9 @@ bool tr__direct_avx512bf16(const tr__direct *d)
     size_t bytes = sizeof(float) * (size_t)(w.parts * w.all);
     w.sums = tr__cpu_alloc(d->device.index, bytes);
     if (!w.sums) return false;
-    tr__pool_for(d->pool, w.parts, 1, add_parts, &w);
-    if (!w.no_memory) put_sums(&w);
+    size_t rows = sizeof(float) * (size_t)(s->kh * w.row + s->ow / 2 * s->k);
+    bool done = tr__cpu_for(d->device, w.parts, 1, rows, add_parts, &w);
+    if (done) put_sums(&w);
     tr__cpu_free(d->device.index, w.sums, bytes);
-    return !w.no_memory;
+    return done;
 }

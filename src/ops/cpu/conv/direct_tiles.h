@@ -12,8 +12,6 @@
 #include "ops/cpu/conv/direct.h"
 #include "ops/cpu/simd/microkernel.h"
 
-#include <stdatomic.h>
-
 enum { BAND_BYTES = 24 * 1024 }; /* of dy that all taps read: the first-level cache */
 
 typedef struct direct {
@@ -25,23 +23,13 @@ typedef struct direct {
     float *weight;   /* [panels][kh run][width], zeros behind the last channel */
     float *bias;     /* [columns] */
     float *sums;     /* of dweight: [kh][run][columns] */
+    float *last;     /* a padded copy of the last band of dy, as its last vectors reach beyond the end; NULL: they do not */
     int64_t tap_tiles;
-    atomic_bool no_memory;
 } direct;
 
 static inline int64_t at_most(int64_t n, int64_t most)
 {
     return n < most ? n : most;
-}
-
-static float *take(const tr__direct *d, int64_t n)
-{
-    return tr__cpu_alloc(d->device.index, (size_t)n * sizeof(float));
-}
-
-static void give_back(const tr__direct *d, float *memory, int64_t n)
-{
-    if (memory) tr__cpu_free(d->device.index, memory, (size_t)n * sizeof(float));
 }
 
 static direct direct_of(const tr__direct *d)
@@ -94,34 +82,33 @@ static void convolve_row(const direct *w, const float *x, int64_t panel, float *
     }
 }
 
-static void convolve_rows(void *arg, int64_t begin, int64_t end)
+/* buffer: NULL, rows are computed in place */
+static void convolve_rows(void *arg, int64_t begin, int64_t end, void *buffer)
 {
-    direct *w = arg;
+    const direct *w = arg;
     const tr__conv2d *s = &w->d->s;
-    bool in_place = w->columns == s->k;
     int64_t floats = s->ow * s->k, panels = (w->columns + w->width - 1) / w->width;
-    float *buffer = in_place ? NULL : take(w->d, floats + WIDTH);
-    if (!in_place && !buffer) atomic_store(&w->no_memory, true);
-    for (int64_t at = begin; at < end && (in_place || buffer); at++) {
+    for (int64_t at = begin; at < end; at++) {
         float *y = (float *)w->d->y + at * floats;
         for (int64_t panel = 0; panel < panels; panel++)
-            convolve_row(w, pixels_of(w, at / s->oh, at % s->oh), panel, in_place ? y : buffer, s->k);
-        if (!in_place) memcpy(y, buffer, (size_t)floats * sizeof *y);
+            convolve_row(w, pixels_of(w, at / s->oh, at % s->oh), panel, buffer ? buffer : y, s->k);
+        if (buffer) memcpy(y, buffer, (size_t)floats * sizeof *y);
     }
-    give_back(w->d, buffer, floats + WIDTH);
 }
 
 static bool convolve(const tr__direct *d)
 {
     direct w = direct_of(d);
     int64_t floats = (int64_t)tr__round_up((size_t)w.columns, (size_t)w.width) * d->s.kh * w.run + w.columns;
-    w.bias = take(d, floats);
+    size_t bytes = sizeof(float) * (size_t)floats;
+    size_t row = w.columns == d->s.k ? 0 : sizeof(float) * (size_t)(d->s.ow * d->s.k + WIDTH);
+    w.bias = tr__cpu_alloc(d->device.index, bytes);
     if (!w.bias) return false;
     w.weight = w.bias + w.columns;
     pack_weight(&w);
-    tr__pool_for(d->pool, d->s.n * d->s.oh, 8, convolve_rows, &w);
-    give_back(d, w.bias, floats);
-    return !atomic_load(&w.no_memory);
+    bool done = tr__cpu_for(d->device, d->s.n * d->s.oh, 8, row, convolve_rows, &w);
+    tr__cpu_free(d->device.index, w.bias, bytes);
+    return done;
 }
 
 /* ---- The gradient of weights --------------------------------------------------------------------------------------- */
@@ -166,46 +153,48 @@ static void add_band(const direct *w, int64_t begin, int64_t end, int64_t n, int
     }
 }
 
-/* The gradients of some tiles of taps, over all images. The last vectors of dy may reach beyond its end: then the last band is
- * read from a padded copy. */
+/* Rows of dy in a band. */
+static int64_t band_of(const tr__conv2d *s)
+{
+    int64_t band = BAND_BYTES / (s->ow * s->k * (int64_t)sizeof(float));
+    return band < 1 ? 1 : band;
+}
+
+/* The gradients of some tiles of taps, over all images. */
 static void add_taps(void *arg, int64_t begin, int64_t end)
 {
-    direct *w = arg;
+    const direct *w = arg;
     const tr__conv2d *s = &w->d->s;
-    int64_t row = s->ow * s->k, band = BAND_BYTES / (row * (int64_t)sizeof(float));
-    if (band < 1) band = 1;
-    int64_t rest = (s->oh - 1) % band + 1; /* rows of an image's last band */
-    const float *last = (const float *)w->d->y + (s->n * s->oh - rest) * row;
-    float *copy = w->columns == s->k ? NULL : take(w->d, rest * row + w->columns);
-    if (copy) {
-        memcpy(copy, last, (size_t)(rest * row) * sizeof *copy);
-        memset(copy + rest * row, 0, (size_t)w->columns * sizeof *copy);
-    } else if (w->columns != s->k) {
-        atomic_store(&w->no_memory, true);
-        return;
-    }
+    int64_t row = s->ow * s->k, band = band_of(s);
     for (int64_t n = 0; n < s->n; n++)
         for (int64_t oy = 0; oy < s->oh; oy += band) {
             const float *dy = (const float *)w->d->y + (n * s->oh + oy) * row;
-            add_band(w, begin, end, n, oy, at_most(s->oh - oy, band), copy && dy == last ? copy : dy);
+            bool last = n == s->n - 1 && oy + band >= s->oh;
+            add_band(w, begin, end, n, oy, at_most(s->oh - oy, band), w->last && last ? w->last : dy);
         }
-    give_back(w->d, copy, rest * row + w->columns);
 }
 
 static bool grad_weight(const tr__direct *d)
 {
     direct w = direct_of(d);
-    int64_t all = d->s.kh * w.run, floats = all * w.columns, tiles = d->s.kh * w.tap_tiles;
-    int threads = tr__pool_threads(d->pool);
-    w.sums = take(d, floats);
+    int64_t all = d->s.kh * w.run, floats = all * w.columns, tiles = d->s.kh * w.tap_tiles, row = d->s.ow * d->s.k;
+    int64_t rest = w.columns == d->s.k ? 0 : ((d->s.oh - 1) % band_of(&d->s) + 1) * row;
+    tr__pool *pool = tr__cpu_pool(d->device);
+    int threads = tr__pool_threads(pool);
+    size_t bytes = sizeof(float) * (size_t)(floats + rest + w.columns);
+    w.sums = tr__cpu_alloc(d->device.index, bytes);
     if (!w.sums) return false;
-    memset(w.sums, 0, (size_t)floats * sizeof *w.sums);
-    tr__pool_for(d->pool, tiles, (tiles + threads - 1) / threads, add_taps, &w); /* each goes over all images once */
+    memset(w.sums, 0, bytes);
+    if (rest) {
+        w.last = w.sums + floats;
+        memcpy(w.last, (const float *)d->y + d->s.n * d->s.oh * row - rest, sizeof(float) * (size_t)rest);
+    }
+    tr__pool_for(pool, tiles, (tiles + threads - 1) / threads, add_taps, &w); /* each goes over all images once */
     for (int64_t k = 0; k < d->s.k; k++)
         for (int64_t t = 0; t < all; t++) {
             float *to = d->dweight + k * all + t, sum = w.sums[t * w.columns + k];
             *to = d->accumulate ? *to + sum : sum;
         }
-    give_back(d, w.sums, floats);
-    return !atomic_load(&w.no_memory);
+    tr__cpu_free(d->device.index, w.sums, bytes);
+    return true;
 }

@@ -5,8 +5,6 @@
 #ifndef TR_OPS_CPU_CONV_WINOGRAD_H
 #define TR_OPS_CPU_CONV_WINOGRAD_H
 
-#include "base/pool.h"
-
 #include <trireme/base.h>
 
 #include <stdbool.h>
@@ -30,7 +28,6 @@ typedef struct tr__winograd {
     float *dweight;                /* [k, c, 3, 3], k the channels of `to`, c those of `from` */
     bool accumulate;               /* onto dweight */
     tr_device device;
-    tr__pool *pool;
 } tr__winograd;
 
 /* Channels are multiples of it on both sides, so of a vector on every machine. */

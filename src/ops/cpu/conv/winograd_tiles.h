@@ -9,8 +9,6 @@
 #include "ops/cpu/conv/winograd.h"
 #include "ops/cpu/conv/winograd_points.h"
 
-#include <stdatomic.h>
-
 enum {
     ALL_POINTS = POINTS * POINTS,
     LINE = TR__CACHE_LINE / (int)sizeof(float),
@@ -66,8 +64,7 @@ typedef struct job {
     float *zeros;                   /* [most channels], for pixels outside of an image */
     int64_t block;                  /* tiles in one */
     int64_t block_first, block_tiles;
-    field x, dy;                    /* of a block: for grad_weight, and x of few tiles */
-    atomic_bool no_memory;
+    field x, y;                     /* of a block: of y, or its gradient */
 } job;
 
 static job job_of(const tr__winograd *w)
@@ -79,14 +76,19 @@ static job job_of(const tr__winograd *w)
 
 /* ---- Memory --------------------------------------------------------------------------------------------------------- */
 
+static size_t bytes_of(size_t numbers)
+{
+    return numbers * sizeof(float);
+}
+
 static float *take(const tr__winograd *w, size_t numbers)
 {
-    return tr__cpu_alloc(w->device.index, numbers * sizeof(float));
+    return tr__cpu_alloc(w->device.index, bytes_of(numbers));
 }
 
 static void give_back(const tr__winograd *w, float *memory, size_t numbers)
 {
-    if (memory) tr__cpu_free(w->device.index, memory, numbers * sizeof(float));
+    tr__cpu_free(w->device.index, memory, bytes_of(numbers));
 }
 
 /* ---- Tiles ---------------------------------------------------------------------------------------------------------- */
@@ -222,23 +224,15 @@ static void convolve_block(const job *j, int64_t first, field *x, field *y, floa
     for (int64_t i = 0; i < tiles; i++) write_y(j, first + i, y, i, dump);
 }
 
-static void convolve_blocks(void *arg, int64_t begin, int64_t end)
+/* scratch: x, y, and what lies outside of y's images */
+static void convolve_blocks(void *arg, int64_t begin, int64_t end, void *scratch)
 {
-    job *j = arg;
-    int64_t depth = part_size(j->w->from.c, BLOCK_DEPTH, WIDTH);
-    field x = field_of(j->block, j->w->from.c, depth, depth + LINE);
-    field y = field_of(j->block, j->columns, j->columns, j->columns + LINE);
-    size_t numbers = field_numbers(&x) + field_numbers(&y) + (size_t)j->w->to.c;
-    float *memory = take(j->w, numbers);
-    if (!memory) {
-        atomic_store(&j->no_memory, true);
-        return;
-    }
-    x.at = memory;
+    const job *j = arg;
+    field x = j->x, y = j->y;
+    x.at = scratch;
     y.at = x.at + field_numbers(&x);
     for (int64_t block = begin; block < end; block++)
         convolve_block(j, block * j->block, &x, &y, y.at + field_numbers(&y));
-    give_back(j->w, memory, numbers);
 }
 
 static void read_x_tiles(void *arg, int64_t begin, int64_t end)
@@ -260,23 +254,16 @@ static void convolve_part(job *j, const field *y, float *dump)
     for (int64_t i = 0; i < j->tiles; i++) write_y(j, i, y, i, dump);
 }
 
-static void convolve_parts(void *arg, int64_t begin, int64_t end)
+/* scratch: a part's slab, its y, and what lies outside of y's images */
+static void convolve_parts(void *arg, int64_t begin, int64_t end, void *scratch)
 {
-    job *all = arg, j = *all;
-    field y = field_of(j.tiles, PART_COLUMNS, PART_COLUMNS, PART_COLUMNS + LINE);
-    j.slab_point = PART_DEPTH * PART_COLUMNS + LINE;
-    size_t slab = (size_t)(ALL_POINTS * j.slab_point), numbers = slab + field_numbers(&y) + (size_t)j.w->to.c;
-    j.slab = take(j.w, numbers);
-    if (!j.slab) {
-        atomic_store(&all->no_memory, true);
-        return;
-    }
-    y.at = j.slab + slab;
+    job j = *(const job *)arg;
+    j.slab = scratch;
+    j.y.at = j.slab + ALL_POINTS * j.slab_point;
     for (int64_t part = begin; part < end; part++) {
         j.first = part * PART_COLUMNS;
-        convolve_part(&j, &y, y.at + field_numbers(&y));
+        convolve_part(&j, &j.y, j.y.at + field_numbers(&j.y));
     }
-    give_back(j.w, j.slab, numbers);
 }
 
 /* Few tiles meet a weight's numbers at the points but once: these are made for parts of its channels at a time, which stay in
@@ -290,17 +277,22 @@ static bool convolve_few(job *j)
     if (!j->x.at) return false;
     j->zeros = j->x.at + x;
     memset(j->zeros, 0, sizeof(float) * (size_t)w->from.c);
-    tr__pool_for(w->pool, j->tiles, 1, read_x_tiles, j);
-    tr__pool_for(w->pool, (w->to.c + PART_COLUMNS - 1) / PART_COLUMNS, 1, convolve_parts, j);
+    tr__pool_for(tr__cpu_pool(w->device), j->tiles, 1, read_x_tiles, j);
+    j->y = field_of(j->tiles, PART_COLUMNS, PART_COLUMNS, PART_COLUMNS + LINE);
+    j->slab_point = PART_DEPTH * PART_COLUMNS + LINE;
+    size_t part = bytes_of((size_t)(ALL_POINTS * j->slab_point) + field_numbers(&j->y) + (size_t)w->to.c);
+    bool done = tr__cpu_for(w->device, (w->to.c + PART_COLUMNS - 1) / PART_COLUMNS, 1, part, convolve_parts, j);
     give_back(w, j->x.at, numbers);
-    return !j->no_memory;
+    return done;
 }
 
 static bool convolve(const tr__winograd *w)
 {
     job j = job_of(w);
     if (j.tiles <= FEW_TILES) return convolve_few(&j);
-    int64_t most = j.columns, share = (j.tiles + tr__pool_threads(w->pool) - 1) / tr__pool_threads(w->pool);
+    tr__pool *pool = tr__cpu_pool(w->device);
+    int64_t most = j.columns, share = (j.tiles + tr__pool_threads(pool) - 1) / tr__pool_threads(pool);
+    int64_t depth = part_size(w->from.c, BLOCK_DEPTH, WIDTH);
     j.block = part_size(j.tiles, share < BLOCK_TILES ? share : BLOCK_TILES, TILE_ROWS);
     j.slab_point = (int64_t)tr__round_up((size_t)most, TILE_COLUMNS) * w->from.c + LINE;
     size_t slab = (size_t)(ALL_POINTS * j.slab_point), numbers = slab + (size_t)w->from.c;
@@ -308,13 +300,17 @@ static bool convolve(const tr__winograd *w)
     if (!j.slab) return false;
     j.zeros = j.slab + slab;
     memset(j.zeros, 0, sizeof(float) * (size_t)w->from.c);
-    for (j.first = 0; j.first < w->to.c; j.first += most) {
+    j.x = field_of(j.block, w->from.c, depth, depth + LINE);
+    bool done = true;
+    for (j.first = 0; j.first < w->to.c && done; j.first += most) {
         j.columns = w->to.c - j.first < most ? w->to.c - j.first : most;
-        tr__pool_for(w->pool, j.columns / WIDTH, 1, transform_weights, &j);
-        tr__pool_for(w->pool, (j.tiles + j.block - 1) / j.block, 1, convolve_blocks, &j);
+        j.y = field_of(j.block, j.columns, j.columns, j.columns + LINE);
+        size_t block = bytes_of(field_numbers(&j.x) + field_numbers(&j.y) + (size_t)w->to.c);
+        tr__pool_for(pool, j.columns / WIDTH, 1, transform_weights, &j);
+        done = tr__cpu_for(w->device, (j.tiles + j.block - 1) / j.block, 1, block, convolve_blocks, &j);
     }
     give_back(w, j.slab, numbers);
-    return !j.no_memory;
+    return done;
 }
 
 /* ---- Gradients of weights ------------------------------------------------------------------------------------------------ */
@@ -322,19 +318,19 @@ static bool convolve(const tr__winograd *w)
 static void read_dy_tiles(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    for (int64_t i = begin; i < end; i++) read_dy(j, j->block_first + i, &j->dy, i);
+    for (int64_t i = begin; i < end; i++) read_dy(j, j->block_first + i, &j->y, i);
 }
 
 /* The slab (+)= dy^T x at a point, over the tiles of the block, from channel k of dy and first_deep of x on. */
 static void sum_at_point(const job *j, int64_t point, int64_t k)
 {
     for (int64_t c = 0; c < j->depth; c += TILE_COLUMNS) {
-        tile t = {.k = j->block_tiles, .a_row = 1, .a_k = j->dy.row, .b_k = j->x.row, .c_row = j->slab_row,
+        tile t = {.k = j->block_tiles, .a_row = 1, .a_k = j->y.row, .b_k = j->x.row, .c_row = j->slab_row,
             .add = j->block_first > 0};
         t.b = field_at(&j->x, point, 0, j->first_deep + c);
         t.c = j->slab + point * j->slab_point + c;
         for (int64_t i = 0; i < j->columns; i += TILE_ROWS, t.c += TILE_ROWS * t.c_row) {
-            t.a = field_at(&j->dy, point, 0, k + i);
+            t.a = field_at(&j->y, point, 0, k + i);
             tile_run(&t, j->columns - i < TILE_ROWS ? j->columns - i : TILE_ROWS, (j->depth - c) / WIDTH);
         }
     }
@@ -384,7 +380,7 @@ static void write_weights(void *arg, int64_t begin, int64_t end)
 /* All blocks for a slab. x's numbers stay when there is one block only. */
 static void sum_slab(job *j)
 {
-    tr__pool *pool = j->w->pool;
+    tr__pool *pool = tr__cpu_pool(j->w->device);
     for (j->block_first = 0; j->block_first < j->tiles; j->block_first += j->block) {
         int64_t left = j->tiles - j->block_first;
         j->block_tiles = left < j->block ? left : j->block;
@@ -395,17 +391,10 @@ static void sum_slab(job *j)
     tr__pool_for(pool, j->columns, 1, write_weights, j);
 }
 
-static void sum_parts(void *arg, int64_t begin, int64_t end)
+static void sum_parts(void *arg, int64_t begin, int64_t end, void *slab)
 {
-    job *all = arg, j = *all;
-    j.slab_row = PART_DEPTH + LINE;
-    j.slab_point = PART_SUMS * j.slab_row + LINE;
-    size_t numbers = (size_t)(ALL_POINTS * j.slab_point);
-    j.slab = take(j.w, numbers);
-    if (!j.slab) {
-        atomic_store(&all->no_memory, true);
-        return;
-    }
+    job j = *(const job *)arg;
+    j.slab = slab;
     for (int64_t part = begin; part < end; part++) {
         j.first = part * PART_SUMS;
         j.columns = j.w->to.c - j.first < PART_SUMS ? j.w->to.c - j.first : PART_SUMS;
@@ -416,7 +405,6 @@ static void sum_parts(void *arg, int64_t begin, int64_t end)
             write_weights(&j, 0, j.columns);
         }
     }
-    give_back(j.w, j.slab, numbers);
 }
 
 /* Of few tiles: sums at the points stay in the second cache until they become taps. */
@@ -427,18 +415,21 @@ static bool grad_weight_few(job *j)
     j->columns = w->to.c;
     j->block_tiles = j->tiles;
     j->x = field_of(j->tiles, w->from.c, TILE_COLUMNS, TILE_COLUMNS);
-    j->dy = field_of(j->tiles, w->to.c, SUM_PANEL, SUM_PANEL);
-    size_t x = field_numbers(&j->x), dy = field_numbers(&j->dy), numbers = x + dy + (size_t)channels;
+    j->y = field_of(j->tiles, w->to.c, SUM_PANEL, SUM_PANEL);
+    size_t x = field_numbers(&j->x), dy = field_numbers(&j->y), numbers = x + dy + (size_t)channels;
     j->x.at = take(w, numbers);
     if (!j->x.at) return false;
-    j->dy.at = j->x.at + x;
-    j->zeros = j->dy.at + dy;
+    j->y.at = j->x.at + x;
+    j->zeros = j->y.at + dy;
     memset(j->zeros, 0, sizeof(float) * (size_t)channels);
-    tr__pool_for(w->pool, j->tiles, 1, read_x_tiles, j);
-    tr__pool_for(w->pool, j->tiles, 1, read_dy_tiles, j);
-    tr__pool_for(w->pool, (w->to.c + PART_SUMS - 1) / PART_SUMS, 1, sum_parts, j);
+    tr__pool_for(tr__cpu_pool(w->device), j->tiles, 1, read_x_tiles, j);
+    tr__pool_for(tr__cpu_pool(w->device), j->tiles, 1, read_dy_tiles, j);
+    j->slab_row = PART_DEPTH + LINE;
+    j->slab_point = PART_SUMS * j->slab_row + LINE;
+    size_t slab = bytes_of((size_t)(ALL_POINTS * j->slab_point));
+    bool done = tr__cpu_for(w->device, (w->to.c + PART_SUMS - 1) / PART_SUMS, 1, slab, sum_parts, j);
     give_back(w, j->x.at, numbers);
-    return !j->no_memory;
+    return done;
 }
 
 static bool grad_weight(const tr__winograd *w)
@@ -448,16 +439,16 @@ static bool grad_weight(const tr__winograd *w)
     int64_t most = j.columns, channels = w->from.c > w->to.c ? w->from.c : w->to.c;
     j.block = part_size(j.tiles, SUM_TILES, 1);
     j.x = field_of(j.block, w->from.c, TILE_COLUMNS, TILE_COLUMNS);
-    j.dy = field_of(j.block, most, SUM_PANEL, SUM_PANEL);
+    j.y = field_of(j.block, most, SUM_PANEL, SUM_PANEL);
     j.slab_row = w->from.c + LINE;
     j.slab_point = most * j.slab_row + LINE;
-    size_t x = field_numbers(&j.x), dy = field_numbers(&j.dy), slab = (size_t)(ALL_POINTS * j.slab_point);
+    size_t x = field_numbers(&j.x), dy = field_numbers(&j.y), slab = (size_t)(ALL_POINTS * j.slab_point);
     size_t numbers = x + dy + slab + (size_t)channels;
     float *memory = take(w, numbers);
     if (!memory) return false;
     j.x.at = memory;
-    j.dy.at = j.x.at + x;
-    j.slab = j.dy.at + dy;
+    j.y.at = j.x.at + x;
+    j.slab = j.y.at + dy;
     j.zeros = j.slab + slab;
     memset(j.zeros, 0, sizeof(float) * (size_t)channels);
     for (j.first = 0; j.first < w->to.c; j.first += most) {
