@@ -47,8 +47,8 @@ static tr_status check_shapes(const choice *c)
 /* Sets what follows. NULL, or the tensor in error to return. */
 static tr_tensor *choose(choice *c)
 {
-    if (!c->x || !c->targets) return tr__tensor_fail(TR_INVALID, "%s: %s NULL", c->loss, c->x ? "targets are" : "x is");
-    if (tr__bad(c->x) || tr__bad(c->targets)) return tr__tensor_pass(tr__bad(c->x) ? c->x : c->targets);
+    TR__REQUIRE(c->loss, "x", c->x);
+    TR__REQUIRE(c->loss, "input 'targets'", c->targets);
     if (c->weight && tr__bad(c->weight)) return tr__tensor_pass(c->weight);
     if ((unsigned)c->reduction > TR_REDUCE_NONE)
         return tr__tensor_fail(TR_INVALID, "%s: %d is no tr_reduction", c->loss, (int)c->reduction);

@@ -37,8 +37,8 @@ static tr_status check_dtypes(const line *a)
 /* NULL when the arguments are valid; else the tensor in error to return. */
 static tr_tensor *check(const line *a)
 {
-    if (!a->x || !a->weight) return tr__tensor_fail(TR_INVALID, "%s: %s is NULL", a->name, a->x ? "weight" : "x");
-    if (tr__bad(a->x) || tr__bad(a->weight)) return tr__tensor_pass(tr__bad(a->x) ? a->x : a->weight);
+    TR__REQUIRE(a->name, "x", a->x);
+    TR__REQUIRE(a->name, "weight", a->weight);
     if (a->bias && tr__bad(a->bias)) return tr__tensor_pass(a->bias);
     const tr_conv2d_attrs attrs = {
         .stride = a->stride, .padding = a->padding, .dilation = a->dilation, .groups = a->groups};

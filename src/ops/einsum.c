@@ -161,8 +161,8 @@ tr_tensor *tr_einsum(const char *text, tr_tensor *a, tr_tensor *b)
 {
     equation e = {0};
     if (!text) return tr__tensor_fail(TR_INVALID, "einsum: the equation is NULL");
-    if (!a || !b) return tr__tensor_fail(TR_INVALID, "einsum: input %d is NULL", a ? 1 : 0);
-    if (tr__bad(a) || tr__bad(b)) return tr__tensor_pass(tr__bad(a) ? a : b);
+    TR__REQUIRE("einsum", "input 0", a);
+    TR__REQUIRE("einsum", "input 1", b);
     if (parse(text, &e) != TR_OK || check_sizes(text, &e, (tr_tensor *[]){a, b}) != TR_OK) return tr__tensor_failed();
     a = without_own(&e, 0, a);
     b = without_own(&e, 1, b);

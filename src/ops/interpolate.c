@@ -239,8 +239,7 @@ static tr_status attrs_of(const tr_interpolate_options *o, const tr_tensor *imag
 tr_tensor *tr_interpolate_with(const tr_interpolate_options *o)
 {
     tr_tensor *x = o->x;
-    if (!x) return tr__tensor_fail(TR_INVALID, "interpolate: x is NULL");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("interpolate", "x", x);
     bool line = x->shape.ndim == 3;
     if (line) x = tr__as_image(x);
     if (tr__bad(x)) return x;

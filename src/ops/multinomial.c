@@ -97,8 +97,7 @@ static tr_status draw(const tr_multinomial_options *o, const double *weights, in
 
 tr_tensor *tr_multinomial_with(const tr_multinomial_options *o)
 {
-    if (!o->weights) return tr__tensor_fail(TR_INVALID, "multinomial: weights is NULL");
-    if (tr__bad(o->weights)) return tr__tensor_pass(o->weights);
+    TR__REQUIRE("multinomial", "weights", o->weights);
     tr_shape shape = o->weights->shape;
     int64_t classes = shape.ndim ? shape.dim[shape.ndim - 1] : 0;
     if (!tr_dtype_is_float(o->weights->dtype))

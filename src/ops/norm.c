@@ -270,8 +270,7 @@ static tr_tensor *of_channels(tr_tensor *t, const tr_tensor *x, const char *what
 
 tr_tensor *tr_group_norm_op(tr_tensor *x, int64_t groups, tr_tensor *weight, tr_tensor *bias, double eps)
 {
-    if (!x) return tr__tensor_fail(TR_INVALID, "group_norm: x is NULL");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("group_norm", "x", x);
     if (check_groups(x, groups) != TR_OK) return tr__tensor_failed();
     int64_t batch = x->shape.dim[0], channels = x->shape.dim[1], pixels = 1;
     for (int d = 2; d < x->shape.ndim; d++) pixels *= x->shape.dim[d];

@@ -83,6 +83,13 @@ tr_status tr__sound(int n, const tr_tensor *const *tensors);
         TR__TRY(tr__sound((int)(sizeof tried / sizeof *tried), tried));     \
     } while (0)
 
+/* From a public function of op: returns when x, which messages call `what`, is NULL or in error. */
+#define TR__REQUIRE(op, what, x)                                                              \
+    do {                                                                                      \
+        if (!(x)) return tr__tensor_fail(TR_INVALID, "%s: %s is NULL", op, what);             \
+        if (tr__bad(x)) return tr__tensor_pass(x);                                            \
+    } while (0)
+
 /* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
  * caller answers for shapes. */
 tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,

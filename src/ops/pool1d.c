@@ -7,8 +7,7 @@
 /* NULL when x is sequences of some length; else the tensor in error to return. */
 static tr_tensor *check(const char *name, tr_tensor *x)
 {
-    if (!x) return tr__tensor_fail(TR_INVALID, "%s: x is NULL", name);
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE(name, "x", x);
     if (x->shape.ndim != 3)
         return tr__tensor_fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, length]", name, TR__TEXT(x->shape));
     if (x->shape.dim[2] < 1) return tr__tensor_fail(TR_SHAPE, "%s: the length of x %s is 0", name, TR__TEXT(x->shape));

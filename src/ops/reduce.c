@@ -79,8 +79,7 @@ static tr_reduce_options over(tr_tensor *x, tr_dims dims, bool keep)
 tr_tensor *tr_norm_with(const tr_norm_options *o)
 {
     double p = o->p;
-    if (!o->x) return tr__tensor_fail(TR_INVALID, "norm: x is NULL");
-    if (tr__bad(o->x)) return tr__tensor_pass(o->x);
+    TR__REQUIRE("norm", "x", o->x);
     if (!tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "norm: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
     tr_reduce_options all = over(o->x, o->dims, o->keep);
@@ -125,8 +124,7 @@ tr_tensor *tr_std_with(const tr_var_options *o)
 /* m + log(sum(exp(x - m))), whose gradient does not depend on m: the largest, or 0 where that is infinite. */
 tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *o)
 {
-    if (!o->x) return tr__tensor_fail(TR_INVALID, "log_sum_exp: x is NULL");
-    if (tr__bad(o->x)) return tr__tensor_pass(o->x);
+    TR__REQUIRE("log_sum_exp", "x", o->x);
     if (!tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "log_sum_exp: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
     tr_tensor *x = tr__widened(o->x), *infinity = tr_full(INFINITY, TR_SCALAR, .dtype = x->dtype, .device = tr__device_of(x));

@@ -233,8 +233,7 @@ tr_tensor *tr_index_select(tr_tensor *x, int dim, tr_tensor *ids)
 
 tr_tensor *tr_flip(tr_tensor *x, int dim)
 {
-    if (!x) return tr__tensor_fail(TR_INVALID, "flip: x is NULL");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("flip", "x", x);
     int d;
     if (tr__dim("flip", x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
     tr_tensor *last = tr_full((double)(x->shape.dim[d] - 1), TR_SCALAR, .dtype = TR_I64, .device = tr__device_of(x));
@@ -243,8 +242,7 @@ tr_tensor *tr_flip(tr_tensor *x, int dim)
 
 tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype)
 {
-    if (!ids) return tr__tensor_fail(TR_INVALID, "one_hot: ids are NULL");
-    if (tr__bad(ids)) return tr__tensor_pass(ids);
+    TR__REQUIRE("one_hot", "ids", ids);
     tr_shape column = ids->shape;
     if (classes < 0 || column.ndim == TR_MAX_DIMS)
         return tr__tensor_fail(TR_SHAPE, "one_hot: there is no tensor of ids %s with %lld classes", TR__TEXT(column),

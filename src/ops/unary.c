@@ -164,8 +164,8 @@ tr_tensor *tr_softsign(tr_tensor *x)
 /* relu(x) + weight min(x, 0), whose gradient at 0 is weight, as PyTorch's. */
 tr_tensor *tr_prelu_op(tr_tensor *x, tr_tensor *weight)
 {
-    if (!x || !weight) return tr__tensor_fail(TR_INVALID, "prelu: %s is NULL", x ? "weight" : "x");
-    if (tr__bad(x) || tr__bad(weight)) return tr__tensor_pass(tr__bad(x) ? x : weight);
+    TR__REQUIRE("prelu", "x", x);
+    TR__REQUIRE("prelu", "weight", weight);
     int64_t n = weight->shape.ndim == 1 ? weight->shape.dim[0] : 0, channels = x->shape.ndim > 1 ? x->shape.dim[1] : 1;
     if (n < 1 || (n != 1 && n != channels))
         return tr__tensor_fail(TR_SHAPE, "prelu: weight %s does not fit x %s: it must be [1] or [%lld]",
@@ -178,8 +178,7 @@ tr_tensor *tr_prelu_op(tr_tensor *x, tr_tensor *weight)
 tr_tensor *tr_glu(tr_tensor *x, int dim)
 {
     tr_tensor *half[2];
-    if (!x) return tr__tensor_fail(TR_INVALID, "glu: x is NULL");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("glu", "x", x);
     tr_status status = tr_split(tr__widened(x), 2, dim, half);
     if (status != TR_OK) {
         tr__fail_context(status, "glu");

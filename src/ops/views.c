@@ -85,7 +85,7 @@ static tr_status fill_in(const tr_tensor *x, tr_shape *shape)
 tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape)
 {
     tr_view_attrs attrs = {shape};
-    if (!x || tr__bad(x)) return tr_apply(tr__op(view), &attrs, &x, 1, NULL);
+    TR__REQUIRE("view", "input 0", x);
     int64_t stride[TR_MAX_DIMS];
     if (fill_in(x, &attrs.shape) != TR_OK || check_count("reshape", x, attrs.shape) != TR_OK)
         return tr__tensor_failed();
@@ -132,32 +132,24 @@ static tr_status check_order(const tr_tensor *x, const int *order, int n, tr_per
     return TR_OK;
 }
 
-/* What a public function of one input does with NULL: the object in error for it. */
-static tr_tensor *missing(const char *what)
-{
-    return tr__tensor_fail(TR_INVALID, "%s: input 0 is NULL", what);
-}
-
 tr_tensor *tr_permute(tr_tensor *x, const int *order, int n)
 {
-    if (!x) return missing("permute");
+    TR__REQUIRE("permute", "input 0", x);
     if (n > 0 && !order) return tr__tensor_fail(TR_INVALID, "permute: the order is NULL");
     tr_permute_attrs attrs = {{0}};
-    if (!tr__bad(x) && check_order(x, order, n, &attrs) != TR_OK) return tr__tensor_failed();
+    if (check_order(x, order, n, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);
 }
 
 tr_tensor *tr_transpose(tr_tensor *x, int dim0, int dim1)
 {
-    if (!x) return missing("transpose");
+    TR__REQUIRE("transpose", "input 0", x);
     tr_permute_attrs attrs = {{0, 1, 2, 3, 4, 5, 6, 7}};
     int a, b;
-    if (!tr__bad(x)) {
-        if (tr__dim("transpose", x->shape, dim0, &a) != TR_OK || tr__dim("transpose", x->shape, dim1, &b) != TR_OK)
-            return tr__tensor_failed();
-        attrs.order[a] = b;
-        attrs.order[b] = a;
-    }
+    if (tr__dim("transpose", x->shape, dim0, &a) != TR_OK || tr__dim("transpose", x->shape, dim1, &b) != TR_OK)
+        return tr__tensor_failed();
+    attrs.order[a] = b;
+    attrs.order[b] = a;
     return tr_apply(tr__op(permute), &attrs, &x, 1, NULL);
 }
 
@@ -222,9 +214,9 @@ static tr_status slice_of(const tr_tensor *x, int dim, int64_t start, int64_t en
 
 tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end)
 {
-    if (!x) return missing("slice");
+    TR__REQUIRE("slice", "input 0", x);
     tr_slice_attrs attrs = {0};
-    if (!tr__bad(x) && slice_of(x, dim, start, end, &attrs) != TR_OK) return tr__tensor_failed();
+    if (slice_of(x, dim, start, end, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(tr__op(slice), &attrs, &x, 1, NULL);
 }
 
@@ -232,8 +224,7 @@ tr_tensor *tr_slice(tr_tensor *x, int dim, int64_t start, int64_t end)
 
 tr_tensor *tr_unsqueeze(tr_tensor *x, int dim)
 {
-    if (!x) return missing("unsqueeze");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("unsqueeze", "input 0", x);
     tr_shape shape = {.ndim = x->shape.ndim + 1};
     int at = dim < 0 ? dim + shape.ndim : dim;
     if (at < 0 || at >= shape.ndim || shape.ndim > TR_MAX_DIMS)
@@ -252,8 +243,7 @@ static tr_tensor *without_dim(tr_tensor *x, int at)
 
 tr_tensor *tr_squeeze(tr_tensor *x, int dim)
 {
-    if (!x) return missing("squeeze");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("squeeze", "input 0", x);
     int at;
     if (tr__dim("squeeze", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
     if (x->shape.dim[at] != 1)
@@ -263,8 +253,7 @@ tr_tensor *tr_squeeze(tr_tensor *x, int dim)
 
 tr_tensor *tr_select(tr_tensor *x, int dim, int64_t index)
 {
-    if (!x) return missing("select");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("select", "input 0", x);
     int at;
     if (tr__dim("select", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
     int64_t size = x->shape.dim[at], from = index < 0 ? index + size : index;
@@ -275,8 +264,7 @@ tr_tensor *tr_select(tr_tensor *x, int dim, int64_t index)
 
 tr_tensor *tr_flatten(tr_tensor *x, int first, int last)
 {
-    if (!x) return missing("flatten");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("flatten", "input 0", x);
     int from, to;
     if (x->shape.ndim == 0) return tr_reshape(x, TR_SHAPE(1));
     if (tr__dim("flatten", x->shape, first, &from) != TR_OK || tr__dim("flatten", x->shape, last, &to) != TR_OK)
@@ -291,8 +279,7 @@ tr_tensor *tr_flatten(tr_tensor *x, int first, int last)
 
 tr_tensor *tr_unflatten(tr_tensor *x, int dim, tr_shape sizes)
 {
-    if (!x) return missing("unflatten");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("unflatten", "input 0", x);
     int at;
     if (tr__dim("unflatten", x->shape, dim, &at) != TR_OK) return tr__tensor_failed();
     tr_shape shape = {.ndim = x->shape.ndim - 1 + sizes.ndim};

@@ -84,8 +84,7 @@ static tr_tensor *places_of(const tr_tensor *mask)
 
 tr_tensor *tr_flatnonzero(tr_tensor *x)
 {
-    if (!x) return tr__tensor_fail(TR_INVALID, "flatnonzero: x is NULL");
-    if (tr__bad(x)) return tr__tensor_pass(x);
+    TR__REQUIRE("flatnonzero", "x", x);
     TR_SCOPE;
     tr_device device = tr__device_of(x);
     tr_tensor *mask = x->dtype == TR_BOOL ? x : tr_not_equal(x, tr__zeros_like(x, TR_SCALAR));

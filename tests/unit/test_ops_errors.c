@@ -356,7 +356,7 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_nll_loss(x, column), TR_DTYPE, "nll_loss: targets are f32 [3, 1]: they must be i64 or i32");
     expect(tr_nll_loss(column, tr_reshape(ids(0, 0, 0), TR_SHAPE(3, 1))), TR_SHAPE,
         "nll_loss: targets [3, 1] do not fit x [3, 1]: they must be [3]");
-    expect(tr_nll_loss(x, NULL), TR_INVALID, "nll_loss: targets are NULL");
+    expect(tr_nll_loss(x, NULL), TR_INVALID, "nll_loss: input 'targets' is NULL");
     expect(tr_nll_loss(NULL, ids(0, 0, 0)), TR_INVALID, "nll_loss: x is NULL");
     expect(tr_nll_loss(ids(0, 0, 0), ids(0, 0, 0)), TR_SHAPE, "nll_loss: x is i64 [3]: it must be floats, [..., classes]");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .label_smoothing = 1.5), TR_INVALID,
