@@ -34,10 +34,7 @@ static const char *name_of(tr_tensor *(*function)(tr_tensor *x))
 tr_module *tr_activation_layer(tr_tensor *(*function)(tr_tensor *x))
 {
     if (!function) return tr_module_fail(TR_INVALID, "activation: the function is NULL");
-    tr_module *module = tr__layer_new("activation", sizeof(activation), activation_forward);
-    activation *a = tr_module_state(module);
-    if (!a) return module;
-    a->function = function;
+    tr_module *module = tr__layer_of("activation", &(activation){function}, sizeof(activation), activation_forward);
     tr_module_detail(module, "%s", name_of(function));
     return module;
 }
@@ -67,11 +64,8 @@ static tr_tensor *with_arguments_forward(tr_module *self, tr_tensor *x)
 
 static tr_module *layer_of(const char *name, with_arguments state)
 {
-    tr_module *module = tr__layer_new(name, sizeof state, with_arguments_forward);
-    with_arguments *w = tr_module_state(module);
-    if (!w) return module;
-    *w = state;
-    tr_module_detail(module, "%.9g, %.9g, dimension %d", w->a, w->b, w->dim);
+    tr_module *module = tr__layer_of(name, &state, sizeof state, with_arguments_forward);
+    tr_module_detail(module, "%.9g, %.9g, dimension %d", state.a, state.b, state.dim);
     return module;
 }
 

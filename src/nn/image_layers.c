@@ -28,11 +28,8 @@ static tr_module *pool2d_new(const char *name, const tr_pool2d_layer_options *o,
     if (o->kernel < 1 || stride < 1 || o->padding < 0 || o->padding > o->kernel / 2)
         return tr_module_fail(TR_INVALID, "%s: kernel %d and stride %d must be positive, padding %d at most half the kernel",
             name, o->kernel, stride, o->padding);
-    tr_module *module = tr__layer_new(name, sizeof(pool2d), pool2d_forward);
-    pool2d *p = tr_module_state(module);
-    if (!p) return module;
-    p->options = (tr_pool2d_options){.size = sizeof p->options, .kernel = o->kernel, .stride = stride, .padding = o->padding};
-    p->function = function;
+    const pool2d state = {{.size = sizeof state.options, .kernel = o->kernel, .stride = stride, .padding = o->padding}, function};
+    tr_module *module = tr__layer_of(name, &state, sizeof state, pool2d_forward);
     tr_module_detail(module, "kernel %d, stride %d, padding %d", o->kernel, stride, o->padding);
     return module;
 }
@@ -64,10 +61,7 @@ static tr_module *adaptive_pool_new(const char *name, adaptive_pool state)
     if (state.height < 1 || state.width < 1)
         return tr_module_fail(TR_INVALID, "%s: the output's sizes must be positive, not %" PRId64 " and %" PRId64, name, state.height,
             state.width);
-    tr_module *module = tr__layer_new(name, sizeof(adaptive_pool), adaptive_pool_forward);
-    adaptive_pool *p = tr_module_state(module);
-    if (!p) return module;
-    *p = state;
+    tr_module *module = tr__layer_of(name, &state, sizeof state, adaptive_pool_forward);
     tr_module_detail(module, "%" PRId64 " x %" PRId64, state.height, state.width);
     return module;
 }
@@ -106,11 +100,9 @@ tr_module *tr_interpolate_layer_with(const tr_interpolate_layer_options *o)
     if (!(o->scale >= 0) || o->height < 0 || o->width < 0 || (o->scale > 0) == (o->width > 0))
         return tr_module_fail(TR_INVALID, "interpolate: it takes a scale above 0, or the sizes of the result: they are %g, %" PRId64
             " and %" PRId64, o->scale, o->height, o->width);
-    tr_module *module = tr__layer_new("interpolate", sizeof(tr_interpolate_options), interpolate_forward);
-    tr_interpolate_options *options = tr_module_state(module);
-    if (options)
-        *options = (tr_interpolate_options){.size = sizeof *options, .height = o->height, .width = o->width,
-            .scale = o->scale, .mode = o->mode, .align_corners = o->align_corners};
+    const tr_interpolate_options options = {.size = sizeof options, .height = o->height, .width = o->width, .scale = o->scale,
+        .mode = o->mode, .align_corners = o->align_corners};
+    tr_module *module = tr__layer_of("interpolate", &options, sizeof options, interpolate_forward);
     tr_module_detail(module, "scale %.9g, %" PRId64 " x %" PRId64 ", mode %d%s", o->scale, o->height, o->width, (int)o->mode,
         o->align_corners ? ", corners aligned" : "");
     return module;
@@ -233,10 +225,7 @@ static tr_tensor *unflatten_forward(tr_module *self, tr_tensor *x)
 
 tr_module *tr_unflatten_layer(int dim, tr_shape shape)
 {
-    tr_module *module = tr__layer_new("unflatten", sizeof(unflatten), unflatten_forward);
-    unflatten *u = tr_module_state(module);
-    if (!u) return module;
-    *u = (unflatten){dim, shape};
+    tr_module *module = tr__layer_of("unflatten", &(unflatten){dim, shape}, sizeof(unflatten), unflatten_forward);
     tr_module_detail(module, "dimension %d to %s", dim, TR__TEXT(shape));
     return module;
 }

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 tr_tensor *tr__missing_input(const tr_module *self, int n)
 {
@@ -21,10 +22,17 @@ static tr_tensor *layer_forward(tr_module *self, tr_tensor *const *inputs, int n
     return n == 1 && inputs[0] ? self->layer(self, inputs[0]) : tr__missing_input(self, n);
 }
 
-tr_module *tr__layer_new(const char *name, size_t state_bytes, tr_tensor *(*layer)(tr_module *self, tr_tensor *x))
+tr_module *tr__layer_new(const char *name, size_t state_bytes, tr__layer *layer)
 {
     tr_module *module = tr_module_new(name, state_bytes, layer_forward);
     if (!tr__error_of(module)) module->layer = layer;
+    return module;
+}
+
+tr_module *tr__layer_of(const char *name, const void *state, size_t state_bytes, tr__layer *layer)
+{
+    tr_module *module = tr__layer_new(name, state_bytes, layer);
+    if (!tr__error_of(module)) memcpy(module->state, state, state_bytes);
     return module;
 }
 
@@ -127,8 +135,7 @@ static tr_tensor *group_norm_forward(tr_module *self, tr_tensor *x)
 }
 
 /* groups 0: not a group norm. */
-static tr_module *norm_new(const char *name, tr_tensor *(*forward)(tr_module *self, tr_tensor *x), int64_t size, int64_t groups,
-    double eps, tr_dtype dtype)
+static tr_module *norm_new(const char *name, tr__layer *forward, int64_t size, int64_t groups, double eps, tr_dtype dtype)
 {
     if (!(eps >= 0)) return tr_module_fail(TR_INVALID, "%s: eps must not be negative, it is %g", name, eps);
     TR_SCOPE;
@@ -201,10 +208,7 @@ static tr_tensor *dropout_forward(tr_module *self, tr_tensor *x)
 tr_module *tr_dropout_layer(double p)
 {
     if (!(p >= 0 && p < 1)) return tr_module_fail(TR_INVALID, "dropout: p must be in [0, 1), it is %g", p);
-    tr_module *module = tr__layer_new("dropout", sizeof(dropout), dropout_forward);
-    dropout *d = tr_module_state(module);
-    if (!d) return module;
-    d->p = p;
+    tr_module *module = tr__layer_of("dropout", &(dropout){p}, sizeof(dropout), dropout_forward);
     tr_module_detail(module, "p %.9g", p);
     return module;
 }

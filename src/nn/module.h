@@ -92,7 +92,10 @@ bool tr__batch_norm_replace(tr_module *module, tr__normalizer *normalize, void *
 /* Fails as a module that takes one input and got n, or NULL. */
 tr_tensor *tr__missing_input(const tr_module *self, int n);
 /* A module of one input, which is there when layer is called. */
-tr_module *tr__layer_new(const char *name, size_t state_bytes, tr_tensor *(*layer)(tr_module *self, tr_tensor *x));
+typedef tr_tensor *tr__layer(tr_module *self, tr_tensor *x);
+tr_module *tr__layer_new(const char *name, size_t state_bytes, tr__layer *layer);
+/* The same, whose state is that one. */
+tr_module *tr__layer_of(const char *name, const void *state, size_t state_bytes, tr__layer *layer);
 
 /* Fresh tensors with random values from seed, the same on every machine; drawn and scaled in f32. */
 tr_tensor *tr__init_normal(tr_shape shape, tr_dtype dtype, uint64_t seed, double std);
