@@ -101,35 +101,11 @@ static bool before(entry a, entry b)
     return a.key != b.key ? a.key < b.key : a.at < b.at;
 }
 
-/* Merges from[0 … middle) and from[middle … n), each in order, into to. */
-static void merge(const entry *from, int64_t middle, int64_t n, entry *to)
+static void swap(entry *a, entry *b)
 {
-    int64_t left = 0, right = middle;
-    for (int64_t i = 0; i < n; i++)
-        to[i] = left < middle && (right == n || before(from[left], from[right])) ? from[left++] : from[right++];
-}
-
-/* Sorts n entries by merging ever longer runs; scratch has room for as many. */
-static void sort_entries(entry *entries, int64_t n, entry *scratch)
-{
-    enum { SHORT = 8 };
-    for (int64_t i = 1; i < n; i++) { /* runs of SHORT by insertion */
-        entry e = entries[i];
-        int64_t to = i;
-        for (; to % SHORT && before(e, entries[to - 1]); to--) entries[to] = entries[to - 1];
-        entries[to] = e;
-    }
-    entry *from = entries, *to = scratch;
-    for (int64_t run = SHORT; run < n; run *= 2) {
-        for (int64_t at = 0; at < n; at += 2 * run) {
-            int64_t both = n - at < 2 * run ? n - at : 2 * run;
-            merge(from + at, both < run ? both : run, both, to + at);
-        }
-        entry *swapped = from;
-        from = to;
-        to = swapped;
-    }
-    if (from != entries) memcpy(entries, from, sizeof *entries * (size_t)n);
+    entry was = *a;
+    *a = *b;
+    *b = was;
 }
 
 /* heap: n entries, the last one to be kept on top. Its top has been replaced. */
@@ -138,19 +114,13 @@ static void sift_down(entry *heap, int64_t n)
     for (int64_t i = 0, child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && before(heap[child], heap[child + 1])) child++;
         if (!before(heap[i], heap[child])) return;
-        entry swapped = heap[i];
-        heap[i] = heap[child];
-        heap[child] = swapped;
+        swap(&heap[i], &heap[child]);
     }
 }
 
 static void sift_up(entry *heap, int64_t i)
 {
-    for (int64_t parent; i > 0 && before(heap[parent = (i - 1) / 2], heap[i]); i = parent) {
-        entry swapped = heap[i];
-        heap[i] = heap[parent];
-        heap[parent] = swapped;
-    }
+    for (int64_t parent; i > 0 && before(heap[parent = (i - 1) / 2], heap[i]); i = parent) swap(&heap[i], &heap[parent]);
 }
 
 /* The elements of row r, whole, and their keys. Those of f32 and less are of 32 bits: half the digits to sort by. */
@@ -158,23 +128,34 @@ static void read_row(const job *j, int64_t r, number *row, uint64_t *keys)
 {
     tr_dtype dtype = j->x.dtype;
     bool floats = tr_dtype_is_float(dtype);
-    for (int64_t first = 0, n; first < j->x.n; first += n) {
-        n = tr__row_block(&j->x, first);
-        if (floats) tr__row_read(&j->x, r, first, n, &row[first].f);
-        else tr__row_read_i64(&j->x, r, first, n, &row[first].i);
+    const int64_t n = j->x.n;
+    for (int64_t first = 0, some; first < n; first += some) {
+        some = tr__row_block(&j->x, first);
+        if (floats) tr__row_read(&j->x, r, first, some, &row[first].f);
+        else tr__row_read_i64(&j->x, r, first, some, &row[first].i);
     }
     uint64_t flipped = j->attrs->smallest ? 0 : UINT64_MAX;
     if (!floats)
-        for (int64_t i = 0; i < j->x.n; i++) keys[i] = (uint64_t)row[i].i ^ (UINT64_C(1) << 63) ^ flipped;
+        for (int64_t i = 0; i < n; i++) keys[i] = (uint64_t)row[i].i ^ (UINT64_C(1) << 63) ^ flipped;
     else if (dtype == TR_F64)
-        for (int64_t i = 0; i < j->x.n; i++) keys[i] = key_of_double(row[i].f) ^ flipped;
+        for (int64_t i = 0; i < n; i++) keys[i] = key_of_double(row[i].f) ^ flipped;
     else
-        for (int64_t i = 0; i < j->x.n; i++) keys[i] = key_of_single(row[i].f) ^ flipped;
+        for (int64_t i = 0; i < n; i++) keys[i] = key_of_single(row[i].f) ^ flipped;
 }
 
-/* Sorts by digits of the keys, the lowest first, each time keeping the order there is; digits that all share are passed over. */
-static entry *sort_by_digits(entry *from, int64_t n, entry *to)
+/* Sorts n entries that are in order of their places; scratch has room for as many, and may be where they are then. Few by insertion,
+ * others by digits of the keys, the lowest first, each time keeping the order there is; digits that all share are passed over. */
+static entry *sort_row(entry *entries, int64_t n, entry *scratch)
 {
+    enum { FEW = 64 };
+    for (int64_t i = 1; i < n && n < FEW; i++) {
+        entry e = entries[i];
+        int64_t to = i;
+        for (; to && before(e, entries[to - 1]); to--) entries[to] = entries[to - 1];
+        entries[to] = e;
+    }
+    if (n < FEW) return entries;
+    entry *from = entries, *to = scratch;
     int bits = n < 4096 ? 8 : 11;
     uint64_t differ = 0, mask = (UINT64_C(1) << bits) - 1;
     for (int64_t i = 1; i < n; i++) differ |= from[i].key ^ from[0].key;
@@ -189,9 +170,9 @@ static entry *sort_by_digits(entry *from, int64_t n, entry *to)
             at += count;
         }
         for (int64_t i = 0; i < n; i++) to[place[from[i].key >> shift & mask]++] = from[i];
-        entry *swapped = from;
-        from = to;
-        to = swapped;
+        entry *sorted = to;
+        to = from;
+        from = sorted;
     }
     return from;
 }
@@ -203,33 +184,28 @@ typedef struct room {
     entry *entries, *scratch;
 } room;
 
-/* All of a row in order. */
-static const entry *sort_row(const job *j, const room *m)
-{
-    enum { FEW = 96 }; /* where merging is faster */
-    int64_t n = j->x.n;
-    for (int64_t i = 0; i < n; i++) m->entries[i] = (entry){m->keys[i], i};
-    if (n >= FEW) return sort_by_digits(m->entries, n, m->scratch);
-    sort_entries(m->entries, n, m->scratch);
-    return m->entries;
-}
-
 /* The first k of a row, in order. */
 static const entry *select_row(const job *j, const room *m)
 {
-    int64_t k = j->attrs->k;
+    int64_t k = j->attrs->k, n = j->x.n;
     entry *best = m->entries;
-    if (k > j->x.n / 16) return sort_row(j, m);
+    if (k > n / 16) {
+        for (int64_t i = 0; i < n; i++) best[i] = (entry){m->keys[i], i};
+        return sort_row(best, n, m->scratch);
+    }
     for (int64_t i = 0; i < k; i++) {
         best[i] = (entry){m->keys[i], i};
         sift_up(best, i);
     }
-    for (int64_t i = k; i < j->x.n; i++) { /* of equals the first, which are in the heap, come first */
+    for (int64_t i = k; i < n; i++) { /* of equals the first, which are in the heap, come first */
         if (m->keys[i] >= best[0].key) continue;
         best[0] = (entry){m->keys[i], i};
         sift_down(best, k);
     }
-    sort_entries(best, k, m->scratch);
+    for (int64_t last = k - 1; last > 0; last--) { /* the last one goes behind the others, and these are a heap again */
+        swap(&best[0], &best[last]);
+        sift_down(best, last);
+    }
     return best;
 }
 
