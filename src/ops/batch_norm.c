@@ -73,6 +73,7 @@ tr_status tr__batch_norm_grad_infer(tr_op_call *call)
 /* ---- Reference kernels: blocks of channels, whose numbers are rows ---------------------------------------------------- */
 
 typedef struct job {
+    void (*block)(const struct job *j, int64_t first, int64_t n); /* of channels */
     const tr_op_call *call;
     const tr_batch_norm_attrs *attrs;
     bool relu, has_residual;
@@ -123,22 +124,24 @@ static void forward_block(const job *j, int64_t first, int64_t n)
     }
 }
 
-static void forward_blocks(void *arg, int64_t begin, int64_t end)
+static void run_blocks(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
-    for (int64_t block = begin; block < end; block++)
-        forward_block(j, block * TR__ROW_BLOCK, tr__row_block(&j->x, block * TR__ROW_BLOCK));
+    for (int64_t first = begin * TR__ROW_BLOCK; first < end * TR__ROW_BLOCK; first += TR__ROW_BLOCK)
+        j->block(j, first, tr__row_block(&j->x, first));
 }
 
-static int64_t block_count(const tr__rows *x)
+static tr_status run_job(job *j)
 {
-    return (x->n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK;
+    tr__pool_for(tr__pool_of(j->call->inputs[0]), (j->x.n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK, 1, run_blocks, j);
+    return TR_OK;
 }
 
 tr_status tr__batch_norm_forward(tr_op_call *call)
 {
     const tr_batch_norm_attrs *attrs = call->attrs;
     job j = {
+        .block = forward_block,
         .call = call,
         .attrs = attrs,
         .x = tr__rows_of(call->inputs[0], 1),
@@ -152,8 +155,7 @@ tr_status tr__batch_norm_forward(tr_op_call *call)
     const tr_tensor *residual = input_of(call, tr__op(batch_norm_relu), RESIDUAL);
     j.has_residual = residual;
     if (residual) j.residual = tr__rows_of(residual, 1);
-    tr__pool_for(tr__pool_of(call->inputs[0]), block_count(&j.x), 1, forward_blocks, &j);
-    return TR_OK;
+    return run_job(&j);
 }
 
 /* Row r of the gradient, masked where ReLU's output is 0. */
@@ -197,16 +199,10 @@ static void grad_block(const job *j, int64_t first, int64_t n)
     tr__vector_put(j->call->outputs[2], first, n, dbias, j->attrs->accumulate_bias);
 }
 
-static void grad_blocks(void *arg, int64_t begin, int64_t end)
-{
-    const job *j = arg;
-    for (int64_t block = begin; block < end; block++)
-        grad_block(j, block * TR__ROW_BLOCK, tr__row_block(&j->x, block * TR__ROW_BLOCK));
-}
-
 tr_status tr__batch_norm_grad_forward(tr_op_call *call)
 {
     job j = {
+        .block = grad_block,
         .call = call,
         .attrs = call->attrs,
         .g = tr__rows_of(call->inputs[0], 1),
@@ -220,8 +216,7 @@ tr_status tr__batch_norm_grad_forward(tr_op_call *call)
     if (j.relu) j.y = tr__rows_of(call->inputs[OUTPUT], 1);
     j.has_residual = j.relu && call->outputs[3];
     if (j.has_residual) j.dresidual = tr__rows_of(call->outputs[3], 1);
-    tr__pool_for(tr__pool_of(call->inputs[0]), block_count(&j.x), 1, grad_blocks, &j);
-    return TR_OK;
+    return run_job(&j);
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */

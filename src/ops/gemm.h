@@ -36,6 +36,11 @@ static inline bool tr__gemm_activates(const tr__gemm *p)
     return p->a_activation || p->b_activation || p->slope;
 }
 
+static inline tr__matrix tr__matrix_transposed(tr__matrix m)
+{
+    return (tr__matrix){m.dtype, m.data, m.column, m.row};
+}
+
 static inline bool tr__axis_contiguous(const tr__axis *axis)
 {
     return axis->ndim == 1 && (axis->stride[0] == 1 || axis->n == 1);

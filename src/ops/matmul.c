@@ -144,14 +144,6 @@ tr__matrix tr__matrix_of(const tr_tensor *x)
     return matrix_view(x, 0, x->shape.ndim - 1, 1);
 }
 
-static tr__matrix transposed(tr__matrix m)
-{
-    tr__axis row = m.row;
-    m.row = m.column;
-    m.column = row;
-    return m;
-}
-
 static const tr__axis one_product = {.n = 1, .ndim = 1, .dim = {1}};
 
 static tr__axis batch_axis(const tr_tensor *x, int own_dims, tr_shape batch)
@@ -196,22 +188,22 @@ tr__gemm tr__gemm_of(const tr_op_call *call)
     p.accumulate = attrs->accumulate;
     if (call->outputs[0]) p.c = tr__matrix_of(call->outputs[0]);
     if (call->op == tr__op(linear)) {
-        if (!attrs->in_out) p.b = transposed(p.b);
+        if (!attrs->in_out) p.b = tr__matrix_transposed(p.b);
         p.bias = call->inputs[2];
         if (call->inputs[3]) p.residual = tr__matrix_of(call->inputs[3]);
         p.accumulate = false;
         p.a_activation = attrs->activation;
     } else if (call->op == tr__op(linear_grad_input)) {
-        if (attrs->in_out) p.b = transposed(p.b);
+        if (attrs->in_out) p.b = tr__matrix_transposed(p.b);
         p.slope = attrs->activation;
         if (p.slope) p.slope_at = tr__matrix_of(call->inputs[2]);
     } else if (attrs->in_out) { /* dw: [in, out] = x^T g */
         tr__matrix g = p.a;
-        p.a = transposed(p.b);
+        p.a = tr__matrix_transposed(p.b);
         p.b = g;
         p.a_activation = attrs->activation;
     } else { /* dw: [out, in] = g^T x */
-        p.a = transposed(p.a);
+        p.a = tr__matrix_transposed(p.a);
         p.b_activation = attrs->activation;
     }
     return p;

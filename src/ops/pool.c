@@ -94,6 +94,7 @@ typedef struct job {
     tr__pool2d s;
     double *x, *y;
     int32_t *at;
+    bool gradient;
 } job;
 
 /* ---- max_pool2d ---------------------------------------------------------------------------------------------------- */
@@ -142,7 +143,7 @@ tr_status tr__max_pool2d_forward(tr_op_call *call)
     tr_tensor *x = tr__staged(call->inputs[0], TR_F64, NULL, true), *y = tr__staged(call->outputs[0], TR_F64, NULL, false),
               *at = tr__staged(call->outputs[1], TR_I32, NULL, false);
     TR__TRY_ALL(x, y, at);
-    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at)};
+    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at), false};
     tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, max_planes, &j);
     TR__TRY(tr__unstage(call->outputs[0], y));
     return tr__unstage(call->outputs[1], at);
@@ -165,7 +166,7 @@ tr_status tr__max_pool2d_grad_forward(tr_op_call *call)
     tr_tensor *g = tr__staged(call->inputs[0], TR_F64, NULL, true), *at = tr__staged(call->inputs[1], TR_I32, NULL, true),
               *dx = tr__staged(call->outputs[0], TR_F64, NULL, false);
     TR__TRY_ALL(g, at, dx);
-    job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at)};
+    job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at), true};
     tr__pool_for(tr__pool_of(g), j.s.n * j.s.c, 1, max_grad_planes, &j);
     return tr__unstage(call->outputs[0], dx);
 }
@@ -175,7 +176,7 @@ tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options)
     return tr__pool2d_apply(tr__op(max_pool2d), options->x, tr__pool2d_attrs_of(options));
 }
 
-/* ---- avg_pool2d, and what is made of both, adaptive --------------------------------------------------------------------------------------- */
+/* ---- avg_pool2d, and what is made of both, adaptive ---------------------------------------------------------------- */
 
 tr_status tr__avg_pool2d_infer(tr_op_call *call)
 {
@@ -185,9 +186,11 @@ tr_status tr__avg_pool2d_infer(tr_op_call *call)
 }
 
 /* y: the means of x's windows; or, for the gradient, x the sum of what they give to their pixels. */
-static void mean_planes(const job *j, int64_t begin, int64_t end, bool gradient)
+static void mean_planes(void *arg, int64_t begin, int64_t end)
 {
+    const job *j = arg;
     const tr__pool2d *s = &j->s;
+    bool gradient = j->gradient;
     for (int64_t plane = begin; plane < end; plane++) {
         double *x = j->x + plane * s->h * s->w, *y = j->y + plane * s->oh * s->ow;
         if (gradient) memset(x, 0, sizeof *x * (size_t)(s->h * s->w));
@@ -204,16 +207,6 @@ static void mean_planes(const job *j, int64_t begin, int64_t end, bool gradient)
     }
 }
 
-static void avg_planes(void *arg, int64_t begin, int64_t end)
-{
-    mean_planes(arg, begin, end, false);
-}
-
-static void avg_grad_planes(void *arg, int64_t begin, int64_t end)
-{
-    mean_planes(arg, begin, end, true);
-}
-
 /* x -> y, or the gradient of y -> that of x. */
 tr_status tr__avg_pool2d_forward(tr_op_call *call)
 {
@@ -222,8 +215,8 @@ tr_status tr__avg_pool2d_forward(tr_op_call *call)
     tr_tensor *from = tr__staged(call->inputs[0], TR_F64, NULL, true), *to = tr__staged(call->outputs[0], TR_F64, NULL, false);
     TR__TRY_ALL(from, to);
     tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
-    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), NULL};
-    tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, gradient ? avg_grad_planes : avg_planes, &j);
+    job j = {.s = tr__pool2d_of(x, y, call->attrs), .x = tr__ptr(x), .y = tr__ptr(y), .gradient = gradient};
+    tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, mean_planes, &j);
     return tr__unstage(call->outputs[0], to);
 }
 

@@ -143,8 +143,9 @@ static void read_row(const job *j, int64_t r, number *row, uint64_t *keys)
         for (int64_t i = 0; i < n; i++) keys[i] = key_of_single(row[i].f) ^ flipped;
 }
 
-/* Sorts n entries that are in order of their places; scratch has room for as many, and may be where they are then. Few by insertion,
- * others by digits of the keys, the lowest first, each time keeping the order there is; digits that all share are passed over. */
+/* Sorts n entries that are in the order of their places; scratch has room for as many, and may be where they are then. Few by
+ * insertion, others by digits of the keys, the lowest first, each time keeping the order there is; digits that all share are passed
+ * over. */
 static entry *sort_row(entry *entries, int64_t n, entry *scratch)
 {
     enum { FEW = 64 };

@@ -37,35 +37,23 @@ static inline int64_t to_integer(double value, double least, double most)
 #define TO_I32(x) (int32_t)to_integer((x), INT32_MIN, INT32_MAX)
 #define TO_U8(x) (uint8_t)to_integer((x), 0, UINT8_MAX)
 
-void tr__read_f32(float *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n)
-{
-    switch (dtype) {
-    case TR_F32: READ(float, (float))
-    case TR_F64: READ(double, (float))
-    case TR_F16: READ(uint16_t, tr__f16_to_f32)
-    case TR_BF16: READ(uint16_t, tr__bf16_to_f32)
-    case TR_I64: READ(int64_t, (float))
-    case TR_I32: READ(int32_t, (float))
-    case TR_U8: READ(uint8_t, (float))
-    case TR_BOOL: READ(uint8_t, (float)TRUTH)
-    case TR_DTYPE_COUNT: break;
+#define READ_ALL(name, type_)                                                                       \
+    void tr__read_##name(type_ *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n)    \
+    {                                                                                               \
+        switch (dtype) {                                                                            \
+        case TR_F32: READ(float, (type_))                                                           \
+        case TR_F64: READ(double, (type_))                                                          \
+        case TR_F16: READ(uint16_t, (type_)tr__f16_to_f32)                                          \
+        case TR_BF16: READ(uint16_t, (type_)tr__bf16_to_f32)                                        \
+        case TR_I64: READ(int64_t, (type_))                                                         \
+        case TR_I32: READ(int32_t, (type_))                                                         \
+        case TR_U8: READ(uint8_t, (type_))                                                          \
+        case TR_BOOL: READ(uint8_t, (type_)TRUTH)                                                   \
+        case TR_DTYPE_COUNT: break;                                                                 \
+        }                                                                                           \
     }
-}
-
-void tr__read_f64(double *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n)
-{
-    switch (dtype) {
-    case TR_F32: READ(float, (double))
-    case TR_F64: READ(double, (double))
-    case TR_F16: READ(uint16_t, (double)tr__f16_to_f32)
-    case TR_BF16: READ(uint16_t, (double)tr__bf16_to_f32)
-    case TR_I64: READ(int64_t, (double))
-    case TR_I32: READ(int32_t, (double))
-    case TR_U8: READ(uint8_t, (double))
-    case TR_BOOL: READ(uint8_t, (double)TRUTH)
-    case TR_DTYPE_COUNT: break;
-    }
-}
+READ_ALL(f32, float)
+READ_ALL(f64, double)
 
 void tr__read_i64(int64_t *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n)
 {

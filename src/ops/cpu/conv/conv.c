@@ -174,11 +174,6 @@ static tr__matrix row_of_taps(const tr_tensor *weight, const tr__conv2d *s, int6
     return (tr__matrix){weight->dtype, at(weight, ky * row), plain_axis(s->k, s->kh * row), plain_axis(row, 1)};
 }
 
-static tr__matrix transposed(tr__matrix m)
-{
-    return (tr__matrix){m.dtype, m.data, m.column, m.row};
-}
-
 /* c = a b (+ bias) (+ c), on all threads of the device. */
 static tr_status multiply(tr__gemm_kernel kernel, tr__matrix a, tr__matrix b, tr__matrix c, const tr_tensor *bias,
     bool accumulate, tr_device device)
@@ -202,8 +197,8 @@ static tr_status gemm_forward(const tr_op_call *call, const tr__conv2d *s, tr__g
     tr_tensor *x = as_images(call->inputs[0], true), *weight = as_images(call->inputs[1], true), *out = call->outputs[0],
               *y = as_images(out, false);
     TR__TRY_ALL(x, weight, y);
-    TR__TRY(multiply(kernel, im2col(x, s, 0), transposed(row_of_taps(weight, s, 0)), outputs(y, s), call->inputs[2], false,
-        tr__device_of(x)));
+    TR__TRY(multiply(kernel, im2col(x, s, 0), tr__matrix_transposed(row_of_taps(weight, s, 0)), outputs(y, s), call->inputs[2],
+        false, tr__device_of(x)));
     return tr__unstage(out, y);
 }
 
@@ -246,7 +241,7 @@ static tr_status gemm_grad_weight(const tr_op_call *call, const tr__conv2d *s, t
               *sums = transpose ? tr__tensor_new(to->shape, TR_F32, tr__device_of(to)) : to;
     TR__TRY_ALL(dy, x, sums);
     for (int64_t ky = 0; ky < s->kh; ky++)
-        TR__TRY(multiply(kernel, transposed(outputs(dy, s)), im2col(x, s, ky), row_of_taps(sums, s, ky), NULL,
+        TR__TRY(multiply(kernel, tr__matrix_transposed(outputs(dy, s)), im2col(x, s, ky), row_of_taps(sums, s, ky), NULL,
             accumulate && !transpose, tr__device_of(x)));
     if (transpose) { /* to (+)= sums, which lie as [k, kh, kw, c] */
         transposing t = {tr__ptr(sums), tr__ptr(to), s->kh * s->kw, s->c, accumulate};

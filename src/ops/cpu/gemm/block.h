@@ -49,20 +49,15 @@ typedef struct block {
     bool first, last;          /* of the blocks along the depth */
 } block;
 
-static bool plain(const tr__axis *axis)
-{
-    return axis->ndim == 1 && (axis->stride[0] == 1 || axis->n == 1);
-}
-
 static bool f32_rows(const tr__matrix *m)
 {
-    return m->dtype == TR_F32 && m->row.ndim == 1 && plain(&m->column);
+    return m->dtype == TR_F32 && m->row.ndim == 1 && tr__axis_contiguous(&m->column);
 }
 
 /* Up to a vector of a row from column on. */
 static inline vec read_lanes(const tr__matrix *m, int64_t row_at, int64_t column, int64_t n)
 {
-    if (plain(&m->column)) return lanes_load(m->dtype, m->data, row_at + column, n);
+    if (tr__axis_contiguous(&m->column)) return lanes_load(m->dtype, m->data, row_at + column, n);
     float lanes[WIDTH] = {0};
     for (int64_t i = 0; i < n && i < WIDTH; i++)
         lanes[i] = (float)tr__load(m->dtype, m->data, row_at + tr__axis_at(&m->column, column + i));
@@ -71,7 +66,7 @@ static inline vec read_lanes(const tr__matrix *m, int64_t row_at, int64_t column
 
 static inline void write_lanes(const tr__matrix *m, int64_t row_at, int64_t column, int64_t n, vec x)
 {
-    if (plain(&m->column)) {
+    if (tr__axis_contiguous(&m->column)) {
         lanes_store(m->dtype, m->data, row_at + column, n, x);
         return;
     }

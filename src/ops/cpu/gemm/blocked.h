@@ -44,7 +44,7 @@ static inline void prefetch_a(const block *blk, int64_t i, int64_t part, int64_t
         for (int64_t r = part; r < blk->depth; r += parts * (GROUP / TILE_ROWS))
             for (int64_t c = 0; c < GROUP * size; c += TR__CACHE_LINE)
                 __builtin_prefetch(data + (tr__axis_at(&a->column, blk->row + r) + next) * size + c, 0, 2);
-    } else if (plain(&a->column)) {
+    } else if (tr__axis_contiguous(&a->column)) {
         for (int64_t r = next + part; r < next + TILE_ROWS && r < a->row.n; r += parts)
             for (int64_t c = 0; c < blk->depth * size; c += TR__CACHE_LINE)
                 __builtin_prefetch(data + (tr__axis_at(&a->row, r) + blk->row) * size + c, 0, 2);
@@ -90,7 +90,7 @@ static void rows_times_slope(const block *blk, int64_t i, int64_t rows)
 static inline void prefetch_tile(const tr__matrix *m, int64_t at, int64_t i, int64_t rows, int64_t column)
 {
     int64_t size = m->dtype == TR_F32 ? 4 : 2;
-    if (!m->data || !plain(&m->column)) return;
+    if (!m->data || !tr__axis_contiguous(&m->column)) return;
     for (int64_t r = i; r < i + rows; r++) {
         const char *row = (const char *)m->data + (at + tr__axis_at(&m->row, r) + column) * size;
         for (int64_t j = 0; j < TILE_COLUMNS * size; j += TR__CACHE_LINE) __builtin_prefetch(row + j, 0, 3);
@@ -163,9 +163,9 @@ LANES_INLINE void write_plain_row(tr_dtype dtype, void *c, int64_t c_at, const f
 static void write_row(const block *blk, int64_t row, float *sums)
 {
     const tr__gemm *p = blk->requested;
-    bool plain_bias = !p->bias || (p->bias->dtype == TR_F32 && plain(&blk->bias.column));
+    bool plain_bias = !p->bias || (p->bias->dtype == TR_F32 && tr__axis_contiguous(&blk->bias.column));
     if (p->slope) row_times_slope(p, row, blk->column, blk->columns, sums);
-    if (p->c.dtype == TR_BF16 && plain(&p->c.column) && !p->accumulate && !p->residual.data && plain_bias) {
+    if (p->c.dtype == TR_BF16 && tr__axis_contiguous(&p->c.column) && !p->accumulate && !p->residual.data && plain_bias) {
         int64_t c_at = blk->task->c + tr__axis_at(&p->c.row, row) + blk->column;
         const float *bias = p->bias ? (const float *)blk->bias.data + blk->column : NULL;
         if (bias) write_plain_row(TR_BF16, p->c.data, c_at, sums, bias, blk->columns);
@@ -297,16 +297,8 @@ static bool transposing_pays(const tr__gemm_task *task)
 {
     const tr__gemm *p = task->p;
     int64_t m = p->a.row.n, n = p->b.column.n, depth = p->b.row.n;
-    if (task->a_sums || task->b_sums || !plain(&p->b.row) || plain(&p->b.column)) return false;
+    if (task->a_sums || task->b_sums || !tr__axis_contiguous(&p->b.row) || tr__axis_contiguous(&p->b.column)) return false;
     return m > IN_PLACE_ROWS && depth * (n - m) > m * n;
-}
-
-static tr__matrix transpose(tr__matrix m)
-{
-    tr__axis row = m.row;
-    m.row = m.column;
-    m.column = row;
-    return m;
 }
 
 /* Whether c, which the microkernel writes once, is so large that it should not enter the caches. Its vectors are aligned. */
@@ -325,7 +317,7 @@ static bool run_block(block *blk)
     const tr__gemm *p = blk->p;
     int64_t m = p->a.row.n, n = p->b.column.n;
     bool whole = n % WIDTH == 0;
-    bool a_columns = plain(&p->a.row) && !plain(&p->a.column);
+    bool a_columns = tr__axis_contiguous(&p->a.row) && !tr__axis_contiguous(&p->a.column);
     if (task->a_sums) blk->a_form = A_PACKED;
     else if (reads_a_in_place(&p->a)) blk->a_form = p->a_activation ? A_COPIED : A_IN_PLACE;
     else blk->a_form = a_columns ? A_PACKED : A_COPIED;
@@ -353,7 +345,7 @@ static bool run_block(block *blk)
 static bool run_transposed(const tr__gemm_task *task, const tr__matrix *bias, int64_t from, int64_t columns)
 {
     const tr__gemm *p = task->p;
-    tr__gemm transposed = {.a = transpose(p->b), .b = transpose(p->a)};
+    tr__gemm transposed = {.a = tr__matrix_transposed(p->b), .b = tr__matrix_transposed(p->a)};
     transposed.a_activation = p->b_activation;
     transposed.b_activation = p->a_activation;
     int64_t b_at = task->b + tr__axis_at(&p->b.column, from);

@@ -72,11 +72,11 @@ static void pack_b(void *arg, int64_t begin, int64_t end)
 {
     const block *blk = arg;
     const tr__matrix *b = &blk->p->b;
-    bool by_columns = plain(&b->row) && !blk->task->b_sums;
+    bool by_rows = tr__axis_contiguous(&b->column), by_columns = tr__axis_contiguous(&b->row) && !blk->task->b_sums;
     for (int64_t panel = begin; panel < end; panel++) {
         int64_t j = panel * TILE_COLUMNS, columns = blk->columns - j < TILE_COLUMNS ? blk->columns - j : TILE_COLUMNS;
         float *to = blk->b + j * blk->steps;
-        (plain(&b->column) ? pack_b_rows : by_columns ? pack_b_columns : pack_b_elements)(blk, blk->column + j, columns, to);
+        (by_rows ? pack_b_rows : by_columns ? pack_b_columns : pack_b_elements)(blk, blk->column + j, columns, to);
         activate_packed(blk->p->b_activation, to, blk->steps * TILE_COLUMNS);
     }
 }
@@ -146,7 +146,7 @@ static void copy_a(const block *blk, int64_t i, int64_t rows, float *to)
     const tr__matrix *a = &blk->p->a;
     for (int64_t r = 0; r < rows; r++, to += BLOCK_DEPTH) {
         int64_t from = blk->task->a + tr__axis_at(&a->row, i + r);
-        if (a->dtype == PACKED_DTYPE && plain(&a->column)) {
+        if (a->dtype == PACKED_DTYPE && tr__axis_contiguous(&a->column)) {
             packed_number *number = (packed_number *)to;
             memcpy(number, (const packed_number *)a->data + from + blk->row, (size_t)blk->depth * sizeof *number);
             if (blk->depth % ROWS_IN_STEP) number[blk->depth] = 0;

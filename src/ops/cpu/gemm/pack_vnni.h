@@ -115,13 +115,14 @@ LANES_INLINE void pack_four_steps(const uint16_t *const row[8], int64_t j, float
 
 static bool reads_a_in_place(const tr__matrix *a)
 {
-    return a->dtype == TR_BF16 && a->row.ndim == 1 && plain(&a->column) && a->row.stride[0] % 2 == 0 && a->column.n % 2 == 0;
+    bool in_rows = a->row.ndim == 1 && tr__axis_contiguous(&a->column);
+    return a->dtype == TR_BF16 && in_rows && a->row.stride[0] % 2 == 0 && a->column.n % 2 == 0;
 }
 
 /* bf16 rows, to which nothing but an f32 bias is added. */
 static bool writes_bf16_in_place(const tr__gemm *p)
 {
-    if (p->c.dtype != TR_BF16 || p->c.row.ndim != 1 || !plain(&p->c.column)) return false;
+    if (p->c.dtype != TR_BF16 || p->c.row.ndim != 1 || !tr__axis_contiguous(&p->c.column)) return false;
     if (p->accumulate || p->slope || p->residual.data) return false;
     return !p->bias || (p->bias->dtype == TR_F32 && p->bias->stride[0] == 1);
 }

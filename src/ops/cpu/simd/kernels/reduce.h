@@ -261,7 +261,7 @@ static tr_status prod_kernel(tr_op_call *call)
 
 typedef struct top_job {
     const float *x;
-    float *y;
+    float *y;       /* or */
     int64_t *place;
     int64_t reduced;
     float sign; /* -1: the smallest is the largest of the opposites */
@@ -279,29 +279,6 @@ static float signed_top(const float *x, int64_t n, float sign)
     for (int i = 0; i < WIDTH; i++)
         if (nan[i]) return __builtin_nanf("");
     return vec_top(top) * sign;
-}
-
-static void top_results(void *arg, int64_t begin, int64_t end)
-{
-    const top_job *j = arg;
-    for (int64_t r = begin; r < end; r++) j->y[r] = signed_top(j->x + r * j->reduced, j->reduced, j->sign);
-}
-
-/* x of contiguous f32, reduced over the last dimensions: [outer, reduced]; false where it is not. */
-static bool is_rows(const tr_tensor *x, uint32_t dims, sum_job *sizes)
-{
-    *sizes = (sum_job){.outer = 1, .reduced = 1, .inner = 1};
-    return x->dtype == TR_F32 && tr_is_contiguous(x) && sizes_of(x, dims, sizes) && sizes->inner == 1;
-}
-
-static tr_status max_kernel(tr_op_call *call)
-{
-    const tr_tensor *x = call->inputs[0];
-    sum_job sizes;
-    if (!is_rows(x, ((const tr_reduce_attrs *)call->attrs)->dims, &sizes)) return TR_DECLINED;
-    top_job j = {tr__ptr(x), tr__ptr(call->outputs[0]), NULL, sizes.reduced, call->op == tr__op(max) ? 1 : -1};
-    tr__pool_for(tr__pool_of(x), sizes.outer, tr__row_grain(sizes.reduced), top_results, &j);
-    return TR_OK;
 }
 
 /* Where the first number is that equals value, which one does, or the first NaN. */
@@ -322,22 +299,29 @@ static int64_t first_of(const float *x, int64_t n, float value)
     return at;
 }
 
-static void place_results(void *arg, int64_t begin, int64_t end)
+static void top_results(void *arg, int64_t begin, int64_t end)
 {
     const top_job *j = arg;
     for (int64_t r = begin; r < end; r++) {
-        const float *x = j->x + r * j->reduced;
-        j->place[r] = first_of(x, j->reduced, signed_top(x, j->reduced, j->sign));
+        const float *x = j->x + r * j->reduced, top = signed_top(x, j->reduced, j->sign);
+        if (j->place) j->place[r] = first_of(x, j->reduced, top);
+        else j->y[r] = top;
     }
 }
 
-static tr_status argmax_kernel(tr_op_call *call)
+/* max, min, argmax and argmin */
+static tr_status max_kernel(tr_op_call *call)
 {
     const tr_tensor *x = call->inputs[0];
-    sum_job sizes;
-    if (!is_rows(x, ((const tr_reduce_attrs *)call->attrs)->dims, &sizes)) return TR_DECLINED;
-    top_job j = {tr__ptr(x), NULL, tr__ptr(call->outputs[0]), sizes.reduced, call->op == tr__op(argmax) ? 1 : -1};
-    tr__pool_for(tr__pool_of(x), sizes.outer, tr__row_grain(sizes.reduced), place_results, &j);
+    bool places = call->op == tr__op(argmax) || call->op == tr__op(argmin);
+    sum_job sizes = {.outer = 1, .reduced = 1, .inner = 1};
+    if (x->dtype != TR_F32 || !tr_is_contiguous(x)) return TR_DECLINED;
+    if (!sizes_of(x, ((const tr_reduce_attrs *)call->attrs)->dims, &sizes) || sizes.inner != 1) return TR_DECLINED;
+    top_job j = {.x = tr__ptr(x), .reduced = sizes.reduced,
+        .sign = call->op == tr__op(max) || call->op == tr__op(argmax) ? 1 : -1};
+    if (places) j.place = tr__ptr(call->outputs[0]);
+    else j.y = tr__ptr(call->outputs[0]);
+    tr__pool_for(tr__pool_of(x), sizes.outer, tr__row_grain(sizes.reduced), top_results, &j);
     return TR_OK;
 }
 
