@@ -105,70 +105,44 @@ tr_status tr__self_attention_grad_infer(tr_op_call *call)
 
 /* ---- Calls as heads ------------------------------------------------------------------------------------------------ */
 
-static tr__heads heads_of(const tr_tensor *x)
+/* As heads: x, [batch, heads, rows, …]; or where that many are packed, part of x, [batch, rows, parts * heads * dim]. */
+static tr__heads heads_of(const tr_tensor *x, int part, int64_t packed, int64_t dim)
 {
-    if (!x) return (tr__heads){0};
     tr__heads h = {.data = tr__ptr(x)};
-    memcpy(h.stride, x->stride, sizeof(int64_t) * (size_t)x->shape.ndim);
-    return h;
+    memcpy(h.stride, x->stride, sizeof(int64_t) * (size_t)(x->shape.ndim < 4 ? x->shape.ndim : 4));
+    if (!packed) return h;
+    int64_t one = x->stride[2], from = part * packed * dim * one;
+    return (tr__heads){(char *)h.data + from * (int64_t)tr_dtype_size(x->dtype), {x->stride[0], dim * one, x->stride[1], one}};
 }
 
-/* x: [batch, seq, parts * heads * dim]: the heads of one part. */
-static tr__heads packed_part(const tr_tensor *x, int part, int64_t heads, int64_t dim)
-{
-    int64_t one = x->stride[2], from = part * heads * dim * one;
-    return (tr__heads){(char *)tr__ptr(x) + from * (int64_t)tr_dtype_size(x->dtype), {x->stride[0], dim * one, x->stride[1], one}};
-}
-
-static tr__attention packed_attention(const tr_op_call *call, bool grad)
-{
-    const tr_attention_attrs *attrs = call->attrs;
-    const tr_tensor *qkv = call->inputs[grad ? 1 : 0], *o = grad ? call->inputs[2] : call->outputs[0];
-    int64_t heads = attrs->heads, dim = qkv->shape.dim[2] / 3 / heads, seq = qkv->shape.dim[1];
-    tr__attention a = {.batch = qkv->shape.dim[0], .heads = heads, .queries = seq, .keys = seq, .dim = dim};
-    a.q = packed_part(qkv, 0, heads, dim);
-    a.k = packed_part(qkv, 1, heads, dim);
-    a.v = packed_part(qkv, 2, heads, dim);
-    a.o = packed_part(o, 0, heads, dim);
-    a.lse = heads_of(grad ? call->inputs[3] : call->outputs[1]);
-    if (!grad) return a;
-    a.g = packed_part(call->inputs[0], 0, heads, dim);
-    a.dq = packed_part(call->outputs[0], 0, heads, dim);
-    a.dk = packed_part(call->outputs[0], 1, heads, dim);
-    a.dv = packed_part(call->outputs[0], 2, heads, dim);
-    return a;
-}
-
-static tr__attention separate_attention(const tr_op_call *call, bool grad)
-{
-    tr_tensor *const *in = call->inputs + (grad ? 1 : 0);
-    const int64_t *size = in[0]->shape.dim;
-    int64_t keys = in[1]->shape.dim[2];
-    tr__attention a = {.batch = size[0], .heads = size[1], .queries = size[2], .keys = keys, .dim = size[3]};
-    a.q = heads_of(in[0]);
-    a.k = heads_of(in[1]);
-    a.v = heads_of(in[2]);
-    if (in[3]) { /* the mask, broadcast to the scores */
-        int64_t stride[TR_MAX_DIMS];
-        tr__broadcast_strides(in[3], TR_SHAPE(a.batch, a.heads, a.queries, keys), stride);
-        a.mask = (tr__heads){tr__ptr(in[3]), {stride[0], stride[1], stride[2], stride[3]}};
-    }
-    a.o = heads_of(grad ? in[4] : call->outputs[0]);
-    a.lse = heads_of(grad ? in[5] : call->outputs[1]);
-    if (!grad) return a;
-    a.g = heads_of(call->inputs[0]);
-    a.dq = heads_of(call->outputs[0]);
-    a.dk = heads_of(call->outputs[1]);
-    a.dv = heads_of(call->outputs[2]);
-    return a;
-}
-
+/* The inputs are q, k, v and a mask, or all packed into one; then those of gradients. */
 tr__attention tr__attention_of(const tr_op_call *call)
 {
     const tr_attention_attrs *attrs = call->attrs;
     bool packed_grad = call->op == tr__op(self_attention_grad), grad = packed_grad || call->op == tr__op(attention_grad);
-    bool packed = packed_grad || call->op == tr__op(self_attention);
-    tr__attention a = packed ? packed_attention(call, grad) : separate_attention(call, grad);
+    bool is_packed = packed_grad || call->op == tr__op(self_attention);
+    tr_tensor *const *in = call->inputs + grad, *const *out = call->outputs, *const *saved = in + (is_packed ? 1 : 4);
+    const int64_t *q = in[0]->shape.dim, packed = is_packed ? attrs->heads : 0;
+    tr__attention a = {.batch = q[0], .heads = q[1], .queries = q[2], .dim = q[3]};
+    if (packed) a = (tr__attention){.batch = q[0], .heads = packed, .queries = q[1], .dim = q[2] / 3 / packed};
+    a.keys = packed ? a.queries : in[1]->shape.dim[2];
+    a.q = heads_of(in[0], 0, packed, a.dim);
+    a.k = heads_of(in[packed ? 0 : 1], 1, packed, a.dim);
+    a.v = heads_of(in[packed ? 0 : 2], 2, packed, a.dim);
+    a.o = heads_of(grad ? saved[0] : out[0], 0, packed, a.dim);
+    a.lse = heads_of(grad ? saved[1] : out[1], 0, 0, a.dim);
+    if (!packed && in[3]) { /* the mask, broadcast to the scores */
+        a.mask.data = tr__ptr(in[3]);
+        int64_t stride[TR_MAX_DIMS];
+        tr__broadcast_strides(in[3], TR_SHAPE(a.batch, a.heads, a.queries, a.keys), stride);
+        memcpy(a.mask.stride, stride, sizeof a.mask.stride);
+    }
+    if (grad) {
+        a.g = heads_of(call->inputs[0], 0, packed, a.dim);
+        a.dq = heads_of(out[0], 0, packed, a.dim);
+        a.dk = heads_of(out[packed ? 0 : 1], 1, packed, a.dim);
+        a.dv = heads_of(out[packed ? 0 : 2], 2, packed, a.dim);
+    }
     a.dtype = call->inputs[0]->dtype;
     a.device = tr__device_of(call->inputs[0]);
     a.causal = attrs->causal;
@@ -206,15 +180,17 @@ tr_status tr__attention_run(const tr_op_call *call, const tr__attention_kernels 
 /* ---- Reference ----------------------------------------------------------------------------------------------------- */
 
 /* [rows, dim] of one (batch, head), in f64. */
-static void load_head(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, double *out)
+static void load_head(const tr__attention *a, const tr__heads *x, int64_t number, int64_t rows, double *out)
 {
+    int64_t at = tr__head_at(a, x, number);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->dim; d++)
             out[i * a->dim + d] = tr__load(a->dtype, x->data, at + i * x->stride[2] + d * x->stride[3]);
 }
 
-static void store_head(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, const double *from)
+static void store_head(const tr__attention *a, const tr__heads *x, int64_t number, int64_t rows, const double *from)
 {
+    int64_t at = tr__head_at(a, x, number);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->dim; d++)
             tr__store(a->dtype, x->data, at + i * x->stride[2] + d * x->stride[3], from[i * a->dim + d]);
@@ -274,16 +250,16 @@ static void forward_head(const tr__attention *a, int64_t number, int64_t next, f
     (void)next;
     double *q = (double *)(void *)scratch, *o = q + a->queries * a->dim, *k = o + a->queries * a->dim, *v = k + a->keys * a->dim;
     double *scores = v + a->keys * a->dim;
-    load_head(a, &a->q, tr__head_at(a, &a->q, number), a->queries, q);
-    load_head(a, &a->k, tr__head_at(a, &a->k, number), a->keys, k);
-    load_head(a, &a->v, tr__head_at(a, &a->v, number), a->keys, v);
+    load_head(a, &a->q, number, a->queries, q);
+    load_head(a, &a->k, number, a->keys, k);
+    load_head(a, &a->v, number, a->keys, v);
     memset(o, 0, sizeof *o * (size_t)(a->queries * a->dim));
     for (int64_t i = 0; i < a->queries; i++) {
         double lse = weigh(a, number, i, q + i * a->dim, k, scores);
         tr__store(lse_dtype(a->dtype), a->lse.data, lse_at(a, number, i), lse);
         for (int64_t j = 0; j < tr__keys_seen(a, i); j++) add_scaled(o + i * a->dim, scores[j], v + j * a->dim, a->dim);
     }
-    store_head(a, &a->o, tr__head_at(a, &a->o, number), a->queries, o);
+    store_head(a, &a->o, number, a->queries, o);
 }
 
 /* What backward reads and writes of one (batch, head). */
@@ -325,15 +301,15 @@ static void backward_head(const tr__attention *a, int64_t number, int64_t next, 
     h.k = h.g + of_queries;
     h.v = h.k + of_keys;
     memset(h.dq, 0, sizeof *h.dq * (size_t)(of_queries + 2 * of_keys));
-    load_head(a, &a->q, tr__head_at(a, &a->q, number), a->queries, h.q);
-    load_head(a, &a->o, tr__head_at(a, &a->o, number), a->queries, h.o);
-    load_head(a, &a->g, tr__head_at(a, &a->g, number), a->queries, h.g);
-    load_head(a, &a->k, tr__head_at(a, &a->k, number), a->keys, h.k);
-    load_head(a, &a->v, tr__head_at(a, &a->v, number), a->keys, h.v);
+    load_head(a, &a->q, number, a->queries, h.q);
+    load_head(a, &a->o, number, a->queries, h.o);
+    load_head(a, &a->g, number, a->queries, h.g);
+    load_head(a, &a->k, number, a->keys, h.k);
+    load_head(a, &a->v, number, a->keys, h.v);
     for (int64_t i = 0; i < a->queries; i++) backward_query(a, number, i, &h);
-    store_head(a, &a->dq, tr__head_at(a, &a->dq, number), a->queries, h.dq);
-    store_head(a, &a->dk, tr__head_at(a, &a->dk, number), a->keys, h.dk);
-    store_head(a, &a->dv, tr__head_at(a, &a->dv, number), a->keys, h.dv);
+    store_head(a, &a->dq, number, a->queries, h.dq);
+    store_head(a, &a->dk, number, a->keys, h.dk);
+    store_head(a, &a->dv, number, a->keys, h.dv);
 }
 
 tr_status tr__attention_forward(tr_op_call *call)
@@ -348,13 +324,8 @@ tr_status tr__attention_backward(tr_backward_call *call)
     tr_tensor *g = call->grad_outputs[0];
     if (!g) return TR_OK;
     tr_tensor *grads[3];
-    for (int i = 0; i < 3; i++) { /* as the input lies, so that going back to its rows copies nothing */
-        int64_t stride[TR_MAX_DIMS];
-        tr__strides_like(call->inputs[i], call->inputs[i]->shape, stride);
-        grads[i] = tr__tensor_new_strided(call->inputs[i]->shape, stride, g->dtype, tr__device_of(g));
-        TR__TRY(tr_status_of(grads[i]));
-        call->grad_inputs[i] = grads[i];
-    }
+    for (int i = 0; i < 3; i++) /* as the input lies, so that going back to its rows copies nothing */
+        grads[i] = call->grad_inputs[i] = tr__tensor_new_like(call->inputs[i]);
     tr_tensor *const *in = call->inputs;
     return tr__op_run(tr__op(attention_grad), call->attrs,
         (tr_tensor *[]){g, in[0], in[1], in[2], in[3], call->outputs[0], call->outputs[1]}, 7, grads, 3);
@@ -364,9 +335,7 @@ tr_status tr__self_attention_backward(tr_backward_call *call)
 {
     tr_tensor *g = call->grad_outputs[0];
     if (!g) return TR_OK;
-    tr_tensor *dqkv = tr__tensor_new(call->inputs[0]->shape, g->dtype, tr__device_of(g));
-    TR__TRY(tr_status_of(dqkv));
-    call->grad_inputs[0] = dqkv;
+    tr_tensor *dqkv = call->grad_inputs[0] = tr__tensor_new(call->inputs[0]->shape, g->dtype, tr__device_of(g));
     return tr__op_run(tr__op(self_attention_grad), call->attrs,
         (tr_tensor *[]){g, call->inputs[0], call->outputs[0], call->outputs[1]}, 4, &dqkv, 1);
 }

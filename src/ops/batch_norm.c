@@ -221,13 +221,6 @@ tr_status tr__batch_norm_grad_forward(tr_op_call *call)
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
 
-static tr_tensor *like_x(const tr_tensor *x)
-{
-    int64_t stride[TR_MAX_DIMS];
-    tr__strides_like(x, x->shape, stride);
-    return tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
-}
-
 /* By one of the two gradient ops: batch_norm_relu_grad also reads the output and gives the residual's gradient. */
 static tr_status run_backward(tr_backward_call *call, const tr_op *grad)
 {
@@ -235,10 +228,10 @@ static tr_status run_backward(tr_backward_call *call, const tr_op *grad)
     tr_batch_norm_attrs attrs = *(const tr_batch_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[4] = {NULL};
     if (!call->grad_outputs[0]) return TR_OK;
-    if (call->needs[0]) grads[0] = like_x(x);
+    if (call->needs[0]) grads[0] = tr__tensor_new_like(x);
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
     if (call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
-    if (has_relu && call->needs[RESIDUAL]) call->grad_inputs[RESIDUAL] = grads[3] = like_x(x);
+    if (has_relu && call->needs[RESIDUAL]) call->grad_inputs[RESIDUAL] = grads[3] = tr__tensor_new_like(x);
     tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2],
         has_relu ? call->outputs[0] : NULL};
     TR__TRY(tr__op_run(grad, &attrs, inputs, has_relu ? 6 : 5, grads, has_relu ? 4 : 3));

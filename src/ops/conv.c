@@ -236,13 +236,10 @@ tr_status tr__conv2d_grad_weight_forward(tr_op_call *call)
 tr_status tr__conv2d_backward(tr_backward_call *call)
 {
     tr_tensor *x = call->inputs[0], *g = call->grad_outputs[0];
-    int64_t stride[TR_MAX_DIMS];
-    tr__channels_last(g->shape, stride);
-    g = tr__staged(g, g->dtype, stride, true);
+    g = tr__staged_images(g, g->dtype, true);
     TR__TRY(tr_status_of(g));
     if (call->needs[0]) {
-        tr__strides_like(x, x->shape, stride);
-        tr_tensor *dx = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
+        tr_tensor *dx = tr__tensor_new_like(x);
         TR__TRY(tr__op_run(tr__op(conv2d_grad_input), call->attrs, (tr_tensor *[]){g, call->inputs[1]}, 2, &dx, 1));
         call->grad_inputs[0] = dx;
     }

@@ -43,11 +43,6 @@ static tr_status put_there(tr_tensor *t, const tr_tensor *written)
     return written == t ? TR_OK : tr_copy_into(t, written);
 }
 
-static tr_tensor *vector_like(const tr_tensor *t)
-{
-    return tr__tensor_new(t->shape, t->dtype, tr__device_of(t));
-}
-
 /* ---- Forward ------------------------------------------------------------------------------------------------------ */
 
 static tr_status infer(tr_op_call *call)
@@ -136,7 +131,7 @@ static tr_status forward(tr_op_call *call)
     TR__TRY(share_moments(tr__object_of_tensor(call->inputs[HOLDER]), (double)numbers, mean, var, &all_numbers));
     TR__TRY(tr_fill(call->outputs[NUMBERS], all_numbers));
     if (!numbers) return TR_OK;
-    tr_tensor *used[] = {vector_like(mean), vector_like(var)};
+    tr_tensor *used[] = {tr__tensor_new_like(mean), tr__tensor_new_like(var)};
     TR__TRY_ALL(used[0], used[1]);
     return tr__op_run(tr__op(batch_norm), &given, (tr_tensor *[]){x, weight, bias, mean, var}, 5,
                    (tr_tensor *[]){call->outputs[Y], used[0], used[1]}, 3);
@@ -184,10 +179,10 @@ static tr_tensor *complete(const tr_backward_call *call, tr_tensor *x, tr_tensor
     tr_tensor *mean = call->outputs[MEAN];
     const tr_tensor_options like = {
         .size = sizeof like, .shape = mean->shape, .dtype = mean->dtype, .device = tr__device_of(x)};
-    tr_tensor *of_x = vector_like(mean), *rest = vector_like(mean), *zeros = tr_full_with(0, &like),
+    tr_tensor *of_x = tr__tensor_new_like(mean), *rest = tr__tensor_new_like(mean), *zeros = tr_full_with(0, &like),
               *ones = tr_full_with(1, &like),
               *through = tr__tensor_new_strided(x->shape, dx->stride, x->dtype, tr__device_of(x)),
-              *used[] = {vector_like(mean), vector_like(mean)};
+              *used[] = {tr__tensor_new_like(mean), tr__tensor_new_like(mean)};
     const tr_tensor *const made[] = {of_x, rest, zeros, ones, through, used[0], used[1]};
     if (tr__sound(7, made) != TR_OK || through_moments(call, sums, of_x, rest) != TR_OK) return tr__tensor_failed();
     const tr_batch_norm_attrs attrs = {.frozen = true};
@@ -212,14 +207,12 @@ static tr_status backward(tr_backward_call *call)
     const sync_attrs *a = call->attrs;
     tr_tensor *g = call->grad_outputs[Y], *x = call->inputs[X], *mean = call->outputs[MEAN], *var = call->outputs[VAR];
     if (!g) return TR_OK;
-    tr_tensor *dweight = vector_like(mean), *dbias = vector_like(mean), *dx = NULL;
+    tr_tensor *dweight = tr__tensor_new_like(mean), *dbias = tr__tensor_new_like(mean), *dx = NULL;
     g = tr_cast(g, mean->dtype); /* dx is a sum, which is rounded once */
     x = tr_cast(x, mean->dtype);
     TR__TRY_ALL(dweight, dbias, g, x);
     if (call->needs[X]) {
-        int64_t stride[TR_MAX_DIMS];
-        tr__strides_like(x, x->shape, stride);
-        dx = tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
+        dx = tr__tensor_new_like(x);
         TR__TRY(tr_status_of(dx));
     }
     const tr_batch_norm_attrs attrs = {.eps = a->eps, .frozen = true};

@@ -183,6 +183,13 @@ tr_tensor *tr__tensor_new_strided(tr_shape shape, const int64_t *stride, tr_dtyp
     return t;
 }
 
+tr_tensor *tr__tensor_new_like(const tr_tensor *x)
+{
+    int64_t stride[TR_MAX_DIMS];
+    tr__strides_like(x, x->shape, stride);
+    return tr__tensor_new_strided(x->shape, stride, x->dtype, tr__device_of(x));
+}
+
 static void become_view(tr_tensor *t, const tr_tensor *x)
 {
     t->storage = tr__storage_ref(x->storage);

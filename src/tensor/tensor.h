@@ -62,6 +62,8 @@ extern const tr__type tr__tensor_type;
 tr_tensor *tr__tensor_new(tr_shape shape, tr_dtype dtype, tr_device device);
 /* The same with other strides, which must be those of a dense tensor: its dimensions in any order, without gaps. */
 tr_tensor *tr__tensor_new_strided(tr_shape shape, const int64_t *stride, tr_dtype dtype, tr_device device);
+/* Of x's shape and dtype, beside x, and dense in the order in which x lies. */
+tr_tensor *tr__tensor_new_like(const tr_tensor *x);
 /* On memory of someone else's: storage is copied, but for its count. When this fails, the memory stays theirs. */
 tr_tensor *tr__tensor_borrow(const tr__storage *storage, tr_shape shape, const int64_t *stride, tr_dtype dtype);
 /* Another view of x's storage, outside the graph. stride NULL: row-major. */

@@ -108,40 +108,31 @@ static void pixels_of_tile(const job *j, const tr__winograd_images *images, int6
     }
 }
 
-/* All channels of a tile of x. */
-LANES_INLINE void read_x_of(tr_dtype dtype, const job *j, int64_t number, const field *f, int64_t at)
+/* Channels [first, first + channels) of a tile of images, at the points. */
+LANES_INLINE void read_tile_of(tr_dtype dtype, along_one at_points, int size, const job *j, const tr__winograd_images *images,
+    int64_t number, int64_t offset, int64_t first, int64_t channels, const field *f, int64_t at)
 {
     void *pixel[ALL_POINTS], *point[ALL_POINTS];
-    pixels_of_tile(j, &j->w->from, number, POINTS, j->w->offset, j->zeros, pixel);
+    pixels_of_tile(j, images, number, size, offset, j->zeros, pixel);
     field_places(f, at, point);
-    for (int64_t begin = 0, to = 0; begin < j->w->from.c; begin += f->panel, to += f->tiles * f->row) {
-        int64_t n = j->w->from.c - begin < f->panel ? j->w->from.c - begin : f->panel;
+    for (int64_t begin = 0, to = 0; begin < channels; begin += f->panel, to += f->tiles * f->row) {
+        int64_t n = channels - begin < f->panel ? channels - begin : f->panel;
         for (int64_t c = 0; c < n; c += WIDTH)
-            along_both(pixels_at_points, POINTS, POINTS, dtype, pixel, begin + c, TR_F32, point, to + c, (vec){0});
+            along_both(at_points, size, POINTS, dtype, pixel, first + begin + c, TR_F32, point, to + c, (vec){0});
     }
 }
 
+/* All channels of a tile of x, and the slab's of a tile of dy. */
 static void read_x(const job *j, int64_t number, const field *f, int64_t at)
 {
-    OF_DTYPE(j->w->from.dtype, read_x_of, j, number, f, at);
-}
-
-/* The slab's channels of a tile of dy. */
-LANES_INLINE void read_dy_of(tr_dtype dtype, const job *j, int64_t number, const field *f, int64_t at)
-{
-    void *pixel[PLACES * PLACES], *point[ALL_POINTS];
-    pixels_of_tile(j, &j->w->to, number, PLACES, 0, j->zeros, pixel);
-    field_places(f, at, point);
-    for (int64_t begin = 0, to = 0; begin < j->columns; begin += f->panel, to += f->tiles * f->row) {
-        int64_t n = j->columns - begin < f->panel ? j->columns - begin : f->panel;
-        for (int64_t c = 0; c < n; c += WIDTH)
-            along_both(outputs_at_points, PLACES, POINTS, dtype, pixel, j->first + begin + c, TR_F32, point, to + c, (vec){0});
-    }
+    const tr__winograd_images *x = &j->w->from;
+    OF_DTYPE(x->dtype, read_tile_of, pixels_at_points, POINTS, j, x, number, j->w->offset, 0, x->c, f, at);
 }
 
 static void read_dy(const job *j, int64_t number, const field *f, int64_t at)
 {
-    OF_DTYPE(j->w->to.dtype, read_dy_of, j, number, f, at);
+    const tr__winograd_images *dy = &j->w->to;
+    OF_DTYPE(dy->dtype, read_tile_of, outputs_at_points, PLACES, j, dy, number, 0, j->first, j->columns, f, at);
 }
 
 /* The slab's channels of a tile of y. dump: what lies outside of the image, [to.c]. */
