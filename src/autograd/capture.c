@@ -13,6 +13,7 @@
 #include "autograd/capture.h"
 
 #include "base/given.h"
+#include "base/memory.h"
 #include "base/profile.h"
 #include "ops/node.h"
 #include "tensor/kernel.h"
@@ -55,9 +56,9 @@ typedef struct variant {
     tr_tensor **inputs;  /* the graph's own, references; NULL where none is given, or there is no graph */
     tr_tensor *output;   /* the graph's own, a reference, or NULL */
     known_source *sources;
-    int n_sources, sources_capacity;
+    int n_sources, n_leaves;
+    size_t sources_room, leaves_room;
     touched_leaf *leaves;
-    int n_leaves, leaves_capacity;
 } variant;
 
 struct tr_captured_step {
@@ -168,13 +169,7 @@ uint64_t tr__capture_source(const tr__live_source *source)
 {
     variant *v = (variant *)(void *)tr__capture_now();
     if (!v) return 0;
-    if (v->n_sources == v->sources_capacity) {
-        int capacity = v->sources_capacity ? 2 * v->sources_capacity : 16;
-        known_source *sources = realloc(v->sources, (size_t)capacity * sizeof *sources);
-        if (!sources) return 0;
-        v->sources = sources;
-        v->sources_capacity = capacity;
-    }
+    if (!tr__grow(&v->sources, (size_t)v->n_sources, &v->sources_room, sizeof *v->sources)) return 0;
     /* Process-wide: numbers, none of which is given twice, as attributes of an earlier capture may be met again. */
     static atomic_uint_least64_t last;
     known_source *known = &v->sources[v->n_sources++];
@@ -189,13 +184,8 @@ static tr_status touch_leaf(tr__capture *capture, tr_tensor *leaf, bool reads)
     variant *v = (variant *)(void *)capture;
     for (int i = 0; i < v->n_leaves; i++)
         if (v->leaves[i].leaf == leaf) return TR_OK;
-    if (v->n_leaves == v->leaves_capacity) {
-        int capacity = v->leaves_capacity ? 2 * v->leaves_capacity : 16;
-        touched_leaf *leaves = realloc(v->leaves, (size_t)capacity * sizeof *leaves);
-        if (!leaves) return tr__fail(TR_NO_MEMORY, "capture: out of memory");
-        v->leaves = leaves;
-        v->leaves_capacity = capacity;
-    }
+    if (!tr__grow(&v->leaves, (size_t)v->n_leaves, &v->leaves_room, sizeof *v->leaves))
+        return tr__fail(TR_NO_MEMORY, "capture: out of memory");
     v->leaves[v->n_leaves++] = (touched_leaf){.leaf = tr__ref(leaf), .reads = reads, .before = leaf->leaf->has_grad};
     return TR_OK;
 }

@@ -1,5 +1,6 @@
 #include "device/capture.h"
 
+#include "base/memory.h"
 #include "base/object.h"
 
 #include <stdlib.h>
@@ -103,14 +104,8 @@ tr_status tr__capture_kernel(tr__capture *c, const char *op, int number, const v
     if (!source)
         return spoil(tr__fail(TR_STATE, "%s: a captured step would use the same random numbers in each run: use a "
             "module (tr_dropout_layer()), to which tr_seed() gives others before the run", op));
-    if (c->n_lives == c->lives_capacity) {
-        int capacity = c->lives_capacity ? 2 * c->lives_capacity : 16;
-        tr__live_kernel *lives = realloc(c->lives, (size_t)capacity * sizeof *lives);
-        if (!lives) return spoil(tr__fail(TR_NO_MEMORY, "capture: out of memory"));
-        c->lives = lives;
-        c->lives_capacity = capacity;
-    }
-    void *copy = malloc(attrs_size);
+    bool grown = tr__grow(&c->lives, (size_t)c->n_lives, &c->lives_room, sizeof *c->lives);
+    void *copy = grown ? malloc(attrs_size) : NULL;
     if (!copy) return spoil(tr__fail(TR_NO_MEMORY, "capture: out of memory"));
     memcpy(copy, attrs, attrs_size);
     c->lives[c->n_lives++] = (tr__live_kernel){number, source, copy};

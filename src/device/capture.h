@@ -26,7 +26,8 @@ typedef struct tr__capture {
     tr_device_graph *graph; /* NULL: there is none */
     uint64_t source;        /* whose attributes the next kernel has; 0: they stay as they are */
     tr__live_kernel *lives;
-    int n_lives, lives_capacity;
+    int n_lives;
+    size_t lives_room;
     struct tr__captured_constant *constants; /* copies of the host's memory that the graph reads */
     /* A leaf's gradient is cleared, written or added to, before that happens; reads: it matters whether there is
      * one. */

@@ -3,6 +3,7 @@
 
 #include "base/c_locale.h"
 #include "base/clock.h"
+#include "base/memory.h"
 #include "base/profile.h"
 #include "ops/segment.h"
 
@@ -136,14 +137,8 @@ static tr_status check_name(const tr_module *module, const char *name, bool may_
 
 static tr_status append(tr_module *module, tr__member member, const char *name)
 {
-    if (module->count == module->capacity) {
-        int capacity = module->capacity ? 2 * module->capacity : 8;
-        tr__member *members = realloc(module->members, (size_t)capacity * sizeof *members);
-        if (!members) return tr__fail(TR_NO_MEMORY, "%s: out of memory for \"%s\"", module->name, name);
-        module->members = members;
-        module->capacity = capacity;
-    }
-    member.name = strdup(name);
+    bool grown = tr__grow(&module->members, (size_t)module->count, &module->room, sizeof *module->members);
+    member.name = grown ? strdup(name) : NULL;
     if (!member.name) return tr__fail(TR_NO_MEMORY, "%s: out of memory for \"%s\"", module->name, name);
     module->members[module->count++] = member;
     return TR_OK;

@@ -38,7 +38,8 @@ struct tr_module {
     tr_tensor *(*layer)(tr_module *self, tr_tensor *x); /* what forward calls, of tr__layer_new()'s */
     void (*release)(void *state);      /* NULL, or gives back what state holds; run when the last reference goes */
     tr__member *members;               /* in the order they were added */
-    int count, capacity;
+    int count;
+    size_t room;
     tr__mode mode;                     /* its own: see tr__mode_of() */
     bool recompute;                    /* its forward is a segment of the graph (ops/segment.h) */
     const void *meets;                 /* the group whose other ranks its forward waits for, kept by its state; or NULL */

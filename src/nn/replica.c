@@ -4,6 +4,8 @@
  */
 #include "nn/module.h"
 
+#include "base/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +20,7 @@ typedef struct copying {
     uint64_t first_sample;
     bool given; /* the caller has set the leaves: a parameter without one came too late */
     pair *pairs;
-    size_t count, capacity;
+    size_t count, room;
 } copying;
 
 static void *known(const copying *c, const void *from)
@@ -31,13 +33,7 @@ static void *known(const copying *c, const void *from)
 static tr_status note(copying *c, const void *from, void *to)
 {
     TR__TRY(tr_status_of(to));
-    if (c->count == c->capacity) {
-        size_t capacity = c->capacity ? 2 * c->capacity : 64;
-        pair *pairs = realloc(c->pairs, capacity * sizeof *pairs);
-        if (!pairs) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
-        c->pairs = pairs;
-        c->capacity = capacity;
-    }
+    if (!tr__grow(&c->pairs, c->count, &c->room, sizeof *c->pairs)) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
     c->pairs[c->count++] = (pair){from, to};
     return TR_OK;
 }
@@ -80,7 +76,7 @@ static tr_status copy_module(copying *c, const tr_module *module, tr_module **ou
 
     copy->members = calloc((size_t)module->count + 1, sizeof *copy->members);
     if (!copy->members) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
-    copy->capacity = module->count;
+    copy->room = (size_t)module->count;
     for (int i = 0; i < module->count; i++) {
         const tr__member *member = &module->members[i];
         tr__member mine = {.kind = member->kind};

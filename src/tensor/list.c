@@ -1,5 +1,7 @@
 #include "tensor/list.h"
 
+#include "base/memory.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,13 +43,7 @@ tr_status tr_list_add(tr_tensor_list *list, const char *name, tr_tensor *tensor)
     TR__TRY(tr_status_of(tensor));
     if (!tensor) return tr__fail(TR_INVALID, "no tensor to add to a list as \"%s\"", name);
     if (tr_list_find(list, name)) return tr__fail(TR_INVALID, "a list has two tensors named \"%s\"", name);
-    if (list->count == list->capacity) {
-        int capacity = list->capacity ? 2 * list->capacity : 32;
-        tr__list_entry *entries = realloc(list->entries, (size_t)capacity * sizeof *entries);
-        if (!entries) return no_memory();
-        list->entries = entries;
-        list->capacity = capacity;
-    }
+    if (!tr__grow(&list->entries, (size_t)list->count, &list->room, sizeof *list->entries)) return no_memory();
     TR__TRY(tr__names_add(&list->names, name));
     list->entries[list->count] = (tr__list_entry){list->names.text[list->count], tr__ref(tensor)};
     list->count++;
@@ -136,13 +132,7 @@ tr_status tr_list_set_metadata(tr_tensor_list *list, const char *key, const char
     if (!list) return tr__fail(TR_INVALID, "no list to set \"%s\" in", key);
     TR__TRY(tr_status_of(list));
     int number = tr__names_find(&list->keys, key);
-    if (list->keys.count == list->values_capacity) {
-        int capacity = list->values_capacity ? 2 * list->values_capacity : 16;
-        char **values = realloc(list->values, (size_t)capacity * sizeof *values);
-        if (!values) return no_memory();
-        list->values = values;
-        list->values_capacity = capacity;
-    }
+    if (!tr__grow(&list->values, (size_t)list->keys.count, &list->values_room, sizeof *list->values)) return no_memory();
     char *copy = strdup(value);
     if (!copy) return no_memory();
     if (number >= 0) {

@@ -13,11 +13,12 @@ typedef struct tr__list_entry {
 struct tr_tensor_list {
     tr__object object;
     tr__list_entry *entries;
-    int count, capacity;
+    int count;
+    size_t room;
     tr__names names; /* of the entries, with their numbers */
     tr__names keys;  /* of the metadata; */
     char **values;   /* a key's number is its value's */
-    int values_capacity;
+    size_t values_room;
 };
 
 extern const tr__type tr__list_type;
