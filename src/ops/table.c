@@ -18,8 +18,8 @@ enum { IN0 = 1, IN1 = 2, IN2 = 4, IN3 = 8, OUT0 = 1, OUT1 = 2, OUT2 = 4, OUT3 = 
 #define BY_INPUT TR__OP_BY_INPUT
 #define ANYWHERE TR__OP_ANYWHERE
 
-/* The backward of an op of which `grad` computes the gradient. */
-static tr_status by_kernel(tr_backward_call *call, const tr_op *grad)
+/* The backward of an op whose gradient the op of the next row computes. */
+static tr_status by_kernel(tr_backward_call *call)
 {
     tr_tensor *inputs[TR_OP_MAX_INPUTS + TR_OP_MAX_OUTPUTS] = {call->grad_outputs[0]};
     int n = 1;
@@ -27,21 +27,13 @@ static tr_status by_kernel(tr_backward_call *call, const tr_op *grad)
         if (call->op->saves_inputs >> i & 1) inputs[n++] = call->inputs[i];
     for (int i = 0; i < call->n_outputs; i++)
         if (call->op->saves_outputs >> i & 1) inputs[n++] = call->outputs[i];
-    call->grad_inputs[0] = tr_apply(grad, call->attrs, inputs, n, NULL);
+    call->grad_inputs[0] = tr_apply(call->op + 1, call->attrs, inputs, n, NULL);
     return TR_OK;
 }
 
-#define DEFINE_YES(name)
-#define DEFINE_NO(name)
-#define DEFINE_KERNEL(name) \
-    static tr_status name##_backward(tr_backward_call *call) { return by_kernel(call, tr__op(name##_grad)); }
-#define OP(name, attrs, backward, in, out, flags) DEFINE_##backward(name)
-#define OP_VIEW(...)
-#include "ops/ops.def"
-
 #define BACKWARD_YES(name) tr__##name##_backward
 #define BACKWARD_NO(name) NULL
-#define BACKWARD_KERNEL(name) name##_backward
+#define BACKWARD_KERNEL(name) by_kernel
 #define ROW(name_, rule_, forward_, attrs_, backward_, in_, out_, flags_) \
     [TR__OP_##name_] = {                                           \
         .size = sizeof(tr_op),                                     \
