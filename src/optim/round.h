@@ -1,52 +1,22 @@
 /* The tile of bf16_state.h, rounded. ROUND is the function's name; the including file's instruction set gives the
  * lanes. */
 #include "base/half.h"
+#include "base/philox_lanes.h"
 #include "optim/bf16_state.h"
 
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+enum { HALVES = 8, DRAWN = HALVES * PHILOX_LANES }; /* random halfwords of a call of Philox, and of one for each lane */
 
-/* 64-bit lanes, of which Philox's words are the lower halves, and products of those. */
-#if defined(__AVX512F__)
-enum { LANES = 8 };
-#define PRODUCT(a, b) ((lanes)_mm512_mul_epu32((__m512i)(a), (__m512i)(b)))
-#elif defined(__AVX2__)
-enum { LANES = 4 };
-#define PRODUCT(a, b) ((lanes)_mm256_mul_epu32((__m256i)(a), (__m256i)(b)))
-#elif defined(__SSE2__)
-enum { LANES = 2 };
-#define PRODUCT(a, b) ((lanes)_mm_mul_epu32((__m128i)(a), (__m128i)(b)))
-#else
-enum { LANES = 2 };
-#define PRODUCT(a, b) (((a) & 0xffffffffu) * ((b) & 0xffffffffu))
-#endif
-typedef uint64_t lanes __attribute__((vector_size(8 * LANES)));
-
-enum { HALVES = 8, DRAWN = HALVES * LANES }; /* random halfwords of a call of Philox, and of one for each lane */
-
-/* tr__philox_at(key, 0, counter), and at the LANES - 1 counters behind it. */
+/* tr__philox_at(key, 0, counter), and at the PHILOX_LANES - 1 counters behind it. */
 static inline void draw(uint64_t key, uint64_t counter, uint16_t out[DRAWN])
 {
-    const lanes zero = {0}, low = zero + 0xffffffffu, m0 = zero + 0xD2511F53u, m2 = zero + 0xCD9E8D57u;
-    lanes at = zero;
-    for (int i = 0; i < LANES; i++) at[i] = counter + (uint64_t)i;
-    lanes c0 = at & low, c1 = at >> 32, c2 = zero, c3 = zero;
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        lanes a = PRODUCT(c0, m0), b = PRODUCT(c2, m2);
-        c0 = (b >> 32) ^ c1 ^ k0; /* what stands in upper halves is ignored */
-        c2 = (a >> 32) ^ c3 ^ k1;
-        c1 = b;
-        c3 = a;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    lanes first = (c0 & low) | c1 << 32, second = (c2 & low) | c3 << 32;
-    uint64_t words[2 * LANES];
-    for (int i = 0; i < LANES; i++) {
+    const philox_lanes low = (philox_lanes){0} + 0xffffffffu;
+    philox_lanes word[4];
+    philox_draw(key, 0, counter, word);
+    philox_lanes first = (word[0] & low) | word[1] << 32, second = (word[2] & low) | word[3] << 32;
+    uint64_t words[2 * PHILOX_LANES];
+    for (int i = 0; i < PHILOX_LANES; i++) {
         words[2 * i] = first[i];
         words[2 * i + 1] = second[i];
     }

@@ -2,56 +2,19 @@
 #ifndef TR_OPS_CPU_SIMD_KERNELS_DROPOUT_H
 #define TR_OPS_CPU_SIMD_KERNELS_DROPOUT_H
 
-#include "ops/cpu/simd/vec.h"
+#include "base/philox_lanes.h"
 #include "ops/dropout.h"
 
 #include "tensor/loop.h"
 
-/* Each lane holds a 32-bit number. */
-enum { LANES = WIDTH / 2 };
-typedef uint64_t words __attribute__((vector_size(8 * WIDTH / 2)));
-
-/* The 64-bit products of 32-bit numbers. */
-static inline words words_mul(words a, uint32_t b)
-{
-#if defined(__AVX512F__)
-    return (words)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
-#elif defined(__AVX2__)
-    return (words)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
-#else
-    return a * (uint64_t)b;
-#endif
-}
-
-/* tr__philox_at(key, high, low + lane) for each lane. */
-static inline void philox(uint64_t key, uint64_t high, uint64_t low, words out[4])
-{
-    const uint64_t mask = 0xffffffff;
-    words lane = {0};
-    for (int i = 0; i < LANES; i++) lane[i] = (uint64_t)i;
-    words counter = lane + low, c0 = counter & mask, c1 = counter >> 32;
-    words c2 = (words){0} + (high & mask), c3 = (words){0} + (high >> 32);
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        words a = words_mul(c0, 0xD2511F53u), b = words_mul(c2, 0xCD9E8D57u);
-        c0 = (b >> 32) ^ c1 ^ (uint64_t)k0;
-        c2 = (a >> 32) ^ c3 ^ (uint64_t)k1;
-        c1 = b & mask;
-        c3 = a & mask;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
-}
-
 /* The words of a group, in the order of its elements. */
 static void draw_group(uint64_t key, uint64_t sample, uint64_t group, uint32_t out[TR__DROPOUT_GROUP])
 {
-    for (int draw = 0; draw < TR__DROPOUT_DRAWS; draw += LANES) {
-        words w[4];
-        philox(key, sample, group * TR__DROPOUT_DRAWS + (uint64_t)draw, w);
+    for (int draw = 0; draw < TR__DROPOUT_DRAWS; draw += PHILOX_LANES) {
+        philox_lanes w[4];
+        philox_draw(key, sample, group * TR__DROPOUT_DRAWS + (uint64_t)draw, w);
         for (int k = 0; k < 4; k++)
-            for (int i = 0; i < LANES; i++) out[k * TR__DROPOUT_DRAWS + draw + i] = (uint32_t)w[k][i];
+            for (int i = 0; i < PHILOX_LANES; i++) out[k * TR__DROPOUT_DRAWS + draw + i] = (uint32_t)w[k][i];
     }
 }
 
