@@ -207,11 +207,11 @@ typedef struct seen {
     int64_t count, at; /* elements seen; where top was */
 } seen;
 
-/* How an op looks at elements, floats or integers, and makes a result of what it has seen. */
+/* How an op looks at elements, floats or integers, and what of it the result is. */
 typedef struct reduction {
     void (*floats)(seen *s, const double *x, int64_t n);
     void (*integers)(seen *s, const int64_t *x, int64_t n);
-    void (*finish)(const seen *s, tr_tensor *y, int64_t r);
+    enum { SUM, MEAN, ROOT, TOP, PLACE } result;
     double start; /* of the sum, which may be a product */
     bool opposite; /* the smallest: the largest of the opposites */
 } reduction;
@@ -274,6 +274,18 @@ static void look(const job *j, seen *s, const char *from, int64_t step, int64_t 
     s->count += n;
 }
 
+static void put_result(const job *j, int64_t r, const seen *s)
+{
+    tr_tensor *y = j->y;
+    if (tr_dtype_is_float(y->dtype)) {
+        double of[] = {[SUM] = s->sum, [MEAN] = s->sum / (double)s->count, [ROOT] = sqrt(s->sum), [TOP] = s->top};
+        tr__store(y->dtype, tr__ptr(y), r, of[j->reduction->result]);
+    } else {
+        int64_t of[] = {[SUM] = s->isum, [TOP] = s->itop, [PLACE] = s->at};
+        tr__write_i64(y->dtype, (char *)tr__ptr(y) + r * (int64_t)tr_dtype_size(y->dtype), 1, &of[j->reduction->result], 1);
+    }
+}
+
 static void reduce_results(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
@@ -291,7 +303,7 @@ static void reduce_results(void *arg, int64_t begin, int64_t end)
             s.top = -s.top;
             s.itop = ~s.itop;
         }
-        j->reduction->finish(&s, j->y, r);
+        put_result(j, r, &s);
     }
 }
 
@@ -306,56 +318,20 @@ static tr_status run(tr_op_call *call, const reduction *how)
     return TR_OK;
 }
 
-static void put_integer(tr_tensor *y, int64_t r, int64_t value)
-{
-    tr__write_i64(y->dtype, (char *)tr__ptr(y) + r * (int64_t)tr_dtype_size(y->dtype), 1, &value, 1);
-}
-
-static void finish_sum(const seen *s, tr_tensor *y, int64_t r)
-{
-    if (tr_dtype_is_float(y->dtype))
-        tr__store(y->dtype, tr__ptr(y), r, s->sum);
-    else
-        put_integer(y, r, s->isum);
-}
-
-static void finish_mean(const seen *s, tr_tensor *y, int64_t r)
-{
-    tr__store(y->dtype, tr__ptr(y), r, s->sum / (double)s->count);
-}
-
-static void finish_max(const seen *s, tr_tensor *y, int64_t r)
-{
-    if (tr_dtype_is_float(y->dtype))
-        tr__store(y->dtype, tr__ptr(y), r, s->top);
-    else
-        put_integer(y, r, s->itop);
-}
-
-static void finish_argmax(const seen *s, tr_tensor *y, int64_t r)
-{
-    put_integer(y, r, s->at);
-}
-
-static void finish_norm(const seen *s, tr_tensor *y, int64_t r)
-{
-    tr__store(y->dtype, tr__ptr(y), r, sqrt(s->sum));
-}
-
 #define REDUCTION(name, ...)                                       \
     tr_status tr__##name##_forward(tr_op_call *call)               \
     {                                                              \
         static const reduction how = {__VA_ARGS__};                \
         return run(call, &how);                                    \
     }
-REDUCTION(sum, .floats = add_floats, .integers = add_integers, .finish = finish_sum)
-REDUCTION(mean, .floats = add_floats, .finish = finish_mean)
-REDUCTION(norm, .floats = add_squares, .finish = finish_norm)
-REDUCTION(prod, .floats = multiply_floats, .integers = multiply_integers, .finish = finish_sum, .start = 1)
-REDUCTION(max, .floats = top_floats, .integers = top_integers, .finish = finish_max)
-REDUCTION(min, .floats = top_floats, .integers = top_integers, .finish = finish_max, .opposite = true)
-REDUCTION(argmax, .floats = top_floats, .integers = top_integers, .finish = finish_argmax)
-REDUCTION(argmin, .floats = top_floats, .integers = top_integers, .finish = finish_argmax, .opposite = true)
+REDUCTION(sum, .floats = add_floats, .integers = add_integers, .result = SUM)
+REDUCTION(mean, .floats = add_floats, .result = MEAN)
+REDUCTION(norm, .floats = add_squares, .result = ROOT)
+REDUCTION(prod, .floats = multiply_floats, .integers = multiply_integers, .result = SUM, .start = 1)
+REDUCTION(max, .floats = top_floats, .integers = top_integers, .result = TOP)
+REDUCTION(min, .floats = top_floats, .integers = top_integers, .result = TOP, .opposite = true)
+REDUCTION(argmax, .floats = top_floats, .integers = top_integers, .result = PLACE)
+REDUCTION(argmin, .floats = top_floats, .integers = top_integers, .result = PLACE, .opposite = true)
 
 /* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
