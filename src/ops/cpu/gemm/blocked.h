@@ -77,15 +77,6 @@ static void set_c(const block *blk, int64_t i, float *sums, tile *t)
     t->residual = (const float *)p->residual.data + i * t->residual_row + blk->column;
 }
 
-/* Complete rows that were written in place. */
-static void rows_times_slope(const block *blk, int64_t i, int64_t rows)
-{
-    const tr__gemm *p = blk->p;
-    for (int64_t r = i; r < i + rows; r++)
-        times_slope(p->slope, (float *)p->c.data + blk->task->c + r * p->c.row.stride[0] + blk->column,
-            (const float *)p->slope_at.data + r * p->slope_at.row.stride[0] + blk->column, blk->columns);
-}
-
 /* A tile's columns of rows [i, i + rows) of m, to the first-level cache. */
 static inline void prefetch_tile(const tr__matrix *m, int64_t at, int64_t i, int64_t rows, int64_t column)
 {
@@ -164,7 +155,6 @@ static void write_row(const block *blk, int64_t row, float *sums)
 {
     const tr__gemm *p = blk->requested;
     bool plain_bias = !p->bias || (p->bias->dtype == TR_F32 && tr__axis_contiguous(&blk->bias.column));
-    if (p->slope) row_times_slope(p, row, blk->column, blk->columns, sums);
     if (p->c.dtype == TR_BF16 && tr__axis_contiguous(&p->c.column) && !p->accumulate && !p->residual.data && plain_bias) {
         int64_t c_at = blk->task->c + tr__axis_at(&p->c.row, row) + blk->column;
         const float *bias = p->bias ? (const float *)blk->bias.data + blk->column : NULL;
@@ -242,9 +232,9 @@ static void multiply_panel(const block *blk, int64_t i, int64_t rows, float *pac
         if (t.residual) t.residual += TILE_COLUMNS;
     }
     if (!blk->last || blk->transposed) return;
-    if (blk->c_in_place && blk->p->slope) rows_times_slope(blk, i, rows);
+    for (int64_t r = 0; r < rows && blk->p->slope; r++) row_times_slope(blk->requested, i + r, blk->column, blk->columns, c + r * t.c_row);
     if (blk->c_in_place || blk->bf16_in_place) return;
-    for (int64_t r = 0; r < rows; r++) write_row(blk, i + r, c + r * blk->width);
+    for (int64_t r = 0; r < rows; r++) write_row(blk, i + r, c + r * t.c_row);
 }
 
 static void multiply_groups(void *arg, int64_t begin, int64_t end)
