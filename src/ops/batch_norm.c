@@ -76,7 +76,7 @@ typedef struct job {
     void (*block)(const struct job *j, int64_t first, int64_t n); /* of channels */
     const tr_op_call *call;
     const tr_batch_norm_attrs *attrs;
-    bool relu, has_residual;
+    bool relu;
     tr__rows x, y, g, dx, residual, dresidual;
     const tr_tensor *weight, *bias, *mean, *var;
 } job;
@@ -115,7 +115,7 @@ static void forward_block(const job *j, int64_t first, int64_t n)
     tr__vector_read(j->bias, first, n, 0, bias);
     for (int64_t r = 0; r < j->x.others.n; r++) {
         tr__row_read(&j->x, r, first, n, x);
-        if (j->has_residual) tr__row_read(&j->residual, r, first, n, residual);
+        if (j->residual.data) tr__row_read(&j->residual, r, first, n, residual);
         for (int64_t i = 0; i < n; i++) {
             x[i] = (x[i] - mean[i]) / sqrt(var[i] + j->attrs->eps) * weight[i] + bias[i];
             if (j->relu) x[i] = x[i] + residual[i] <= 0 ? 0 : x[i] + residual[i]; /* NaN stays NaN */
@@ -146,15 +146,13 @@ tr_status tr__batch_norm_forward(tr_op_call *call)
         .attrs = attrs,
         .x = tr__rows_of(call->inputs[0], 1),
         .y = tr__rows_of(call->outputs[0], 1),
+        .residual = tr__rows_of(input_of(call, tr__op(batch_norm_relu), RESIDUAL), 1),
         .weight = call->inputs[1],
         .bias = call->inputs[2],
         .mean = attrs->frozen ? call->inputs[3] : NULL,
         .var = attrs->frozen ? call->inputs[4] : NULL,
         .relu = call->op == tr__op(batch_norm_relu),
     };
-    const tr_tensor *residual = input_of(call, tr__op(batch_norm_relu), RESIDUAL);
-    j.has_residual = residual;
-    if (residual) j.residual = tr__rows_of(residual, 1);
     return run_job(&j);
 }
 
@@ -179,7 +177,7 @@ static void grad_block(const job *j, int64_t first, int64_t n)
     for (int64_t i = 0; i < n; i++) rstd[i] = 1 / sqrt(rstd[i] + j->attrs->eps);
     for (int64_t r = 0; r < j->x.others.n; r++) {
         read_gradient(j, r, first, n, g);
-        if (j->has_residual) tr__row_write(&j->dresidual, r, first, n, g);
+        if (j->dresidual.data) tr__row_write(&j->dresidual, r, first, n, g);
         tr__row_read(&j->x, r, first, n, x);
         for (int64_t i = 0; i < n; i++) {
             dbias[i] += g[i];
@@ -201,6 +199,7 @@ static void grad_block(const job *j, int64_t first, int64_t n)
 
 tr_status tr__batch_norm_grad_forward(tr_op_call *call)
 {
+    bool relu = call->op == tr__op(batch_norm_relu_grad);
     job j = {
         .block = grad_block,
         .call = call,
@@ -210,12 +209,11 @@ tr_status tr__batch_norm_grad_forward(tr_op_call *call)
         .weight = call->inputs[2],
         .mean = call->inputs[3],
         .var = call->inputs[4],
-        .relu = call->op == tr__op(batch_norm_relu_grad),
+        .relu = relu,
+        .dx = tr__rows_of(call->outputs[0], 1),
+        .y = tr__rows_of(relu ? call->inputs[OUTPUT] : NULL, 1),
+        .dresidual = tr__rows_of(relu ? call->outputs[3] : NULL, 1),
     };
-    if (call->outputs[0]) j.dx = tr__rows_of(call->outputs[0], 1);
-    if (j.relu) j.y = tr__rows_of(call->inputs[OUTPUT], 1);
-    j.has_residual = j.relu && call->outputs[3];
-    if (j.has_residual) j.dresidual = tr__rows_of(call->outputs[3], 1);
     return run_job(&j);
 }
 

@@ -73,7 +73,7 @@ static double number_of(const tr_tensor *t, int64_t r)
 tr_status tr__cross_entropy_finish(const tr_op_call *call)
 {
     const tr_cross_entropy_attrs *attrs = call->attrs;
-    tr__rows logits = tr__rows_of(call->inputs[0], call->inputs[0]->shape.ndim - 1);
+    tr__rows logits = tr__rows_of(call->inputs[0], -1);
     tr__ids targets = tr__ids_of(call->inputs[1]);
     const tr_tensor *top = call->outputs[1], *log_sum = call->outputs[2], *below = call->outputs[4];
     tr_tensor *loss = call->outputs[0], *count = call->outputs[3];
@@ -141,7 +141,7 @@ tr_status tr__cross_entropy_forward(tr_op_call *call)
 {
     const tr_tensor *logits = call->inputs[0];
     TR__TRY(tr__cross_entropy_check(call));
-    job j = {.call = call, .logits = tr__rows_of(logits, logits->shape.ndim - 1)};
+    job j = {.call = call, .logits = tr__rows_of(logits, -1)};
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), forward_rows, &j);
     return tr__cross_entropy_finish(call);
 }
@@ -172,11 +172,10 @@ static void backward_rows(void *arg, int64_t begin, int64_t end)
 tr_status tr__cross_entropy_grad_forward(tr_op_call *call)
 {
     const tr_tensor *logits = call->inputs[1];
-    int last = logits->shape.ndim - 1;
     job j = {
         .call = call,
-        .logits = tr__rows_of(logits, last),
-        .grads = tr__rows_of(call->outputs[0], last),
+        .logits = tr__rows_of(logits, -1),
+        .grads = tr__rows_of(call->outputs[0], -1),
         .targets = tr__ids_of(call->inputs[2]),
     };
     tr__pool_for(tr__pool_of(logits), j.logits.others.n, tr__row_grain(j.logits.n), backward_rows, &j);

@@ -68,7 +68,7 @@ static job job_of(const tr_op_call *call, const tr_tensor *table, const tr_tenso
         .call = call,
         .ids = tr__ids_of(call->inputs[1]),
         .table = tr__rows_of(table, 1),
-        .rows = tr__rows_of(rows, rows->shape.ndim - 1),
+        .rows = tr__rows_of(rows, -1),
     };
 }
 

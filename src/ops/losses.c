@@ -145,23 +145,16 @@ static tr_tensor *gradient(const tr_backward_call *call, const tr_op *grad)
     return tr_apply(grad, call->attrs, inputs, 3, NULL);
 }
 
-static tr_status of_difference(tr_backward_call *call, const tr_op *grad)
-{
-    tr_tensor *dx = gradient(call, grad);
-    if (call->needs[0]) call->grad_inputs[0] = dx;
-    if (call->needs[1]) call->grad_inputs[1] = tr_neg(dx);
-    return TR_OK;
-}
-
-tr_status tr__mse_loss_backward(tr_backward_call *call)
-{
-    return of_difference(call, tr__op(mse_loss_grad));
-}
-
-tr_status tr__huber_loss_backward(tr_backward_call *call)
-{
-    return of_difference(call, tr__op(huber_loss_grad));
-}
+#define OF_DIFFERENCE(name)                                                 \
+    tr_status tr__##name##_backward(tr_backward_call *call)                 \
+    {                                                                       \
+        tr_tensor *dx = gradient(call, tr__op(name##_grad));                \
+        if (call->needs[0]) call->grad_inputs[0] = dx;                      \
+        if (call->needs[1]) call->grad_inputs[1] = tr_neg(dx);              \
+        return TR_OK;                                                       \
+    }
+OF_DIFFERENCE(mse_loss)
+OF_DIFFERENCE(huber_loss)
 
 tr_status tr__bce_with_logits_backward(tr_backward_call *call)
 {

@@ -69,11 +69,6 @@ tr_status tr__layer_norm_grad_infer(tr_op_call *call)
 
 /* ---- Reference kernels ----------------------------------------------------------------------------------------- */
 
-static tr__rows rows_of(const tr_tensor *x)
-{
-    return tr__rows_of(x, x->shape.ndim - 1);
-}
-
 typedef struct job {
     const tr_op_call *call;
     tr__rows x, y, g, dx;
@@ -125,8 +120,8 @@ tr_status tr__layer_norm_forward(tr_op_call *call)
 {
     bool mean = has_mean(call);
     job j = {
-        .x = rows_of(call->inputs[0]),
-        .y = rows_of(call->outputs[0]),
+        .x = tr__rows_of(call->inputs[0], -1),
+        .y = tr__rows_of(call->outputs[0], -1),
         .weight = call->inputs[1],
         .bias = mean ? call->inputs[2] : NULL,
         .mean = mean ? call->outputs[1] : NULL,
@@ -201,17 +196,15 @@ tr_status tr__layer_norm_grad_forward(tr_op_call *call)
     bool mean = has_mean(call);
     job j = {
         .call = call,
-        .g = rows_of(call->inputs[0]),
-        .x = rows_of(call->inputs[1]),
+        .g = tr__rows_of(call->inputs[0], -1),
+        .x = tr__rows_of(call->inputs[1], -1),
+        .dx = tr__rows_of(call->outputs[0], -1),
         .weight = call->inputs[2],
         .mean = mean ? call->inputs[3] : NULL,
         .rstd = call->inputs[mean ? 4 : 3],
     };
     tr__pool *pool = tr__pool_of(call->inputs[0]);
-    if (call->outputs[0]) {
-        j.dx = rows_of(call->outputs[0]);
-        tr__pool_for(pool, j.x.others.n, tr__row_grain(j.x.n), backward_rows, &j);
-    }
+    if (call->outputs[0]) tr__pool_for(pool, j.x.others.n, tr__row_grain(j.x.n), backward_rows, &j);
     if (call->outputs[1] || call->outputs[2])
         tr__pool_for(pool, (j.x.n + TR__ROW_BLOCK - 1) / TR__ROW_BLOCK, 1, backward_columns, &j);
     return TR_OK;

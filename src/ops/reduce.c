@@ -274,6 +274,13 @@ static void look(const job *j, seen *s, const char *from, int64_t step, int64_t 
     s->count += n;
 }
 
+/* How many elements from i on lie in one run of the axis, and in one block. */
+static int64_t run_from(const tr__axis *axis, int64_t i)
+{
+    int64_t run = axis->dim[axis->ndim - 1], n = run - i % run;
+    return n < BLOCK ? n : BLOCK;
+}
+
 static void put_result(const job *j, int64_t r, const seen *s)
 {
     tr_tensor *y = j->y;
@@ -290,13 +297,12 @@ static void reduce_results(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     int64_t bytes = (int64_t)tr_dtype_size(j->x->dtype);
-    int last = j->reduced.ndim - 1;
-    int64_t run = j->reduced.dim[last], step = j->reduced.stride[last];
+    int64_t step = j->reduced.stride[j->reduced.ndim - 1];
     for (int64_t r = begin; r < end; r++) {
         seen s = {.sum = j->reduction->start, .isum = (int64_t)j->reduction->start};
         const char *base = (char *)tr__ptr(j->x) + tr__axis_at(&j->kept, r) * bytes;
-        for (int64_t i = 0, n; i < j->reduced.n; i += n) { /* blocks end where a run does */
-            n = run - i % run < BLOCK ? run - i % run : BLOCK;
+        for (int64_t i = 0, n; i < j->reduced.n; i += n) {
+            n = run_from(&j->reduced, i);
             look(j, &s, base + tr__axis_at(&j->reduced, i) * bytes, step, n);
         }
         if (j->reduction->opposite) {
@@ -442,13 +448,6 @@ static void divide_out(const around *a, double *x, int64_t n)
         for (int64_t i = 0; i < n; i++) x[i] = all / x[i];
     else
         for (int64_t i = 0; i < n; i++) x[i] = x[i] == 0 ? at_zero : 0;
-}
-
-/* How many elements from i on lie in one run of the axis, and in one block. */
-static int64_t run_from(const tr__axis *axis, int64_t i)
-{
-    int64_t run = axis->dim[axis->ndim - 1], n = run - i % run;
-    return n < BLOCK ? n : BLOCK;
 }
 
 static void grad_results(void *arg, int64_t begin, int64_t end)

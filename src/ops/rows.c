@@ -19,6 +19,8 @@ tr__axis tr__axis_in(const tr_tensor *x, uint32_t dims)
 
 tr__rows tr__rows_of(const tr_tensor *x, int dim)
 {
+    if (!x) return (tr__rows){.data = NULL};
+    if (dim < 0) dim += x->shape.ndim;
     return (tr__rows){
         .dtype = x->dtype,
         .data = tr__ptr(x),

@@ -16,6 +16,7 @@ typedef struct tr__rows {
     tr__axis others;   /* others.n rows */
 } tr__rows;
 
+/* dim -1: the last. Of NULL none, whose data is NULL. */
 tr__rows tr__rows_of(const tr_tensor *x, int dim);
 
 /* Elements first to first + n - 1 of row r; n is at most TR__ROW_BLOCK. */

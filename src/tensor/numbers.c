@@ -33,9 +33,9 @@ static inline int64_t to_integer(double value, double least, double most)
 #define TRUTH(x) ((x) != 0)
 #define TO_BF16(x) tr__f32_to_bf16((float)(x))
 #define TO_F16(x) tr__f32_to_f16((float)(x))
-#define TO_I64(x) to_integer((x), -0x1p63, 0x1p63)
-#define TO_I32(x) (int32_t)to_integer((x), INT32_MIN, INT32_MAX)
-#define TO_U8(x) (uint8_t)to_integer((x), 0, UINT8_MAX)
+#define TO_I64(x) to_integer((double)(x), -0x1p63, 0x1p63)
+#define TO_I32(x) (int32_t)to_integer((double)(x), INT32_MIN, INT32_MAX)
+#define TO_U8(x) (uint8_t)to_integer((double)(x), 0, UINT8_MAX)
 
 #define READ_ALL(name, type_)                                                                       \
     void tr__read_##name(type_ *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n)    \
@@ -66,31 +66,23 @@ void tr__read_i64(int64_t *to, tr_dtype dtype, const void *from, int64_t stride,
     }
 }
 
-void tr__write_f32(tr_dtype dtype, void *to, int64_t stride, const float *from, int64_t n)
-{
-    switch (dtype) {
-    case TR_F32: WRITE(float, (float))
-    case TR_F64: WRITE(double, (double))
-    case TR_F16: WRITE(uint16_t, TO_F16)
-    case TR_BF16: WRITE(uint16_t, TO_BF16)
-    default: break;
+#define WRITE_ALL(name, type_)                                                                          \
+    void tr__write_##name(tr_dtype dtype, void *to, int64_t stride, const type_ *from, int64_t n)       \
+    {                                                                                                   \
+        switch (dtype) {                                                                                \
+        case TR_F32: WRITE(float, (float))                                                              \
+        case TR_F64: WRITE(double, (double))                                                            \
+        case TR_F16: WRITE(uint16_t, TO_F16)                                                            \
+        case TR_BF16: WRITE(uint16_t, TO_BF16)                                                          \
+        case TR_I64: WRITE(int64_t, TO_I64)                                                             \
+        case TR_I32: WRITE(int32_t, TO_I32)                                                             \
+        case TR_U8: WRITE(uint8_t, TO_U8)                                                               \
+        case TR_BOOL: WRITE(uint8_t, TRUTH)                                                             \
+        case TR_DTYPE_COUNT: break;                                                                     \
+        }                                                                                               \
     }
-}
-
-void tr__write_f64(tr_dtype dtype, void *to, int64_t stride, const double *from, int64_t n)
-{
-    switch (dtype) {
-    case TR_F32: WRITE(float, (float))
-    case TR_F64: WRITE(double, (double))
-    case TR_F16: WRITE(uint16_t, TO_F16)
-    case TR_BF16: WRITE(uint16_t, TO_BF16)
-    case TR_I64: WRITE(int64_t, TO_I64)
-    case TR_I32: WRITE(int32_t, TO_I32)
-    case TR_U8: WRITE(uint8_t, TO_U8)
-    case TR_BOOL: WRITE(uint8_t, TRUTH)
-    case TR_DTYPE_COUNT: break;
-    }
-}
+WRITE_ALL(f32, float)
+WRITE_ALL(f64, double)
 
 void tr__write_i64(tr_dtype dtype, void *to, int64_t stride, const int64_t *from, int64_t n)
 {

@@ -11,8 +11,8 @@ void tr__read_f32(float *to, tr_dtype dtype, const void *from, int64_t stride, i
 void tr__read_f64(double *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n);
 void tr__read_i64(int64_t *to, tr_dtype dtype, const void *from, int64_t stride, int64_t n);
 
-/* to[i * stride] = from[i]; f32 goes to floats, f64 to every dtype (integers truncate and saturate, NaN is 0), i64 to
- * the integers (which wrap around) and bool. */
+/* to[i * stride] = from[i]; f32 and f64 go to every dtype (integers truncate and saturate, NaN is 0), i64 to the integers (which
+ * wrap around) and bool. */
 void tr__write_f32(tr_dtype dtype, void *to, int64_t stride, const float *from, int64_t n);
 void tr__write_f64(tr_dtype dtype, void *to, int64_t stride, const double *from, int64_t n);
 void tr__write_i64(tr_dtype dtype, void *to, int64_t stride, const int64_t *from, int64_t n);

@@ -35,12 +35,11 @@ static void embedding_grad_rows(void *arg, int64_t begin, int64_t end)
 
 static tr_status embedding_grad_kernel(tr_op_call *call)
 {
-    const tr_tensor *g = call->inputs[0];
     tr_tensor *table = call->outputs[0];
     tr__ids ids = tr__ids_of(call->inputs[1]);
     tr__id_lists lists;
     embedding_job j = {
-        .g = tr__rows_of(g, g->shape.ndim - 1),
+        .g = tr__rows_of(call->inputs[0], -1),
         .table = tr__rows_of(table, 1),
         .lists = &lists,
         .accumulate = ((const tr_accumulate_attrs *)call->attrs)->accumulate,

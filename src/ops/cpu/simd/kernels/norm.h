@@ -55,19 +55,14 @@ static bool vector_fits(const tr_tensor *t)
     return !t || t->shape.dim[0] <= ROW_MAX || (t->dtype == TR_F32 && t->stride[0] == 1);
 }
 
-static tr__rows rows_of(const tr_tensor *x)
-{
-    return tr__rows_of(x, x->shape.ndim - 1);
-}
-
 static tr_status layer_norm_kernel(tr_op_call *call)
 {
     bool about_mean = call->op == tr__op(layer_norm);
     const tr_tensor *bias = about_mean ? call->inputs[2] : NULL;
     float weight_buffer[ROW_MAX], bias_buffer[ROW_MAX];
     norm_job j = {
-        .x = rows_of(call->inputs[0]),
-        .y = rows_of(call->outputs[0]),
+        .x = tr__rows_of(call->inputs[0], -1),
+        .y = tr__rows_of(call->outputs[0], -1),
         .mean = about_mean ? tr__ptr(call->outputs[1]) : NULL,
         .rstd = tr__ptr(call->outputs[about_mean ? 2 : 1]),
         .eps = ((const tr_layer_norm_attrs *)call->attrs)->eps,
@@ -165,14 +160,14 @@ static tr_status layer_norm_grad_kernel(tr_op_call *call)
     float weight[ROW_MAX];
     tr_tensor *dx = call->outputs[0];
     norm_job j = {
-        .g = rows_of(call->inputs[0]),
-        .x = rows_of(call->inputs[1]),
+        .g = tr__rows_of(call->inputs[0], -1),
+        .x = tr__rows_of(call->inputs[1], -1),
+        .y = tr__rows_of(dx, -1),
         .mean = about_mean ? tr__ptr(call->inputs[3]) : NULL,
         .rstd = tr__ptr(call->inputs[about_mean ? 4 : 3]),
         .wants_dx = dx != NULL,
         .wants_affine = call->outputs[1] || call->outputs[2],
     };
-    if (dx) j.y = rows_of(dx);
     if (!can_do(&j.x) || !can_do(&j.g) || (dx && !can_do(&j.y)) || !vector_fits(call->inputs[2])) return TR_DECLINED;
     j.weight = vector_in(call->inputs[2], weight);
     return run_norm_grad(&j, tr__pool_of(call->inputs[0]), call->outputs[1], call->outputs[2], call->attrs);

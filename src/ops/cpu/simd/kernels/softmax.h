@@ -152,7 +152,7 @@ static tr_status cross_entropy_kernel(tr_op_call *call)
 {
     const tr_tensor *logits = call->inputs[0];
     loss_job j = {
-        .logits = tr__rows_of(logits, logits->shape.ndim - 1),
+        .logits = tr__rows_of(logits, -1),
         .top = tr__ptr(call->outputs[1]),
         .log_sum = tr__ptr(call->outputs[2]),
     };
@@ -198,10 +198,9 @@ static void cross_entropy_grad_rows(void *arg, int64_t begin, int64_t end)
 static tr_status cross_entropy_grad_kernel(tr_op_call *call)
 {
     const tr_tensor *logits = call->inputs[1];
-    int last = logits->shape.ndim - 1;
     loss_job j = {
-        .logits = tr__rows_of(logits, last),
-        .grads = tr__rows_of(call->outputs[0], last),
+        .logits = tr__rows_of(logits, -1),
+        .grads = tr__rows_of(call->outputs[0], -1),
         .call = call,
         .targets = tr__ids_of(call->inputs[2]),
         .top = tr__ptr(call->inputs[3]),
