@@ -519,24 +519,6 @@ tr_status tr__backward_free(tr__backward *b, tr_status status)
     return status;
 }
 
-tr__edge tr__edge_to(tr_tensor *t)
-{
-    return t->node ? (tr__edge){.node = t->node, .output = t->output} : (tr__edge){.leaf = t};
-}
-
-tr__edge tr__edge_keep(tr__edge edge)
-{
-    if (edge.node) atomic_fetch_add_explicit(&edge.node->refs, 1, memory_order_relaxed);
-    tr__ref(edge.leaf);
-    return edge;
-}
-
-void tr__edge_drop(tr__edge edge)
-{
-    tr__node_unref(edge.node);
-    tr__unref(edge.leaf);
-}
-
 static tr_status walk(tr__backward *b, tr_tensor *root, tr_tensor *gradient)
 {
     TR__TRY(tr__backward_expect(b, tr__edge_to(root)));

@@ -87,11 +87,6 @@ tr_status tr__backward_free(tr__backward *backward, tr_status status);
  * graph passes on its own tr__as_now(). */
 tr_status tr__backward_to_leaves(const tr_backward_options *options, bool as_now);
 
-/* Where the gradient of t goes. */
-tr__edge tr__edge_to(tr_tensor *t);
-/* Takes, and drops, a reference to the edge's node or leaf. */
-tr__edge tr__edge_keep(tr__edge edge);
-void tr__edge_drop(tr__edge edge);
 /* The checks of tr_backward(): can this root be differentiated? */
 tr_status tr__backward_check_root(const tr_backward_options *options);
 

@@ -4,6 +4,7 @@
  */
 #include "ops/dropout.h"
 #include "ops/family.h"
+#include "ops/rows.h"
 
 #include "tensor/loop.h"
 #include "tensor/numbers.h"
@@ -45,21 +46,20 @@ typedef struct job {
     int64_t per_sample;
 } job;
 
-/* Runs end where a sample does, and where x has gaps, the last dimension; of one dimension each element is a sample. */
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Blocks end where a sample does, and where x has a gap. */
 static void drop(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr_tensor *x = j->x, *y = j->y;
-    int last = x->shape.ndim - 1;
-    bool flat = tr_is_contiguous(x);
-    int64_t run = flat || last == 0 ? j->per_sample : x->shape.dim[last], step = flat ? 1 : x->stride[last];
+    tr__axis all = tr__axis_in(x, ~0u);
+    int64_t run = all.dim[all.ndim - 1], step = all.stride[all.ndim - 1];
     double values[BLOCK], mask[BLOCK];
     for (int64_t i = begin, n; i < end; i += n) {
-        n = run - i % run < end - i ? run - i % run : end - i;
-        if (n > BLOCK) n = BLOCK;
-        int64_t at = flat ? i : 0, rest = i;
-        for (int d = x->shape.ndim; d-- > 0 && !flat; rest /= x->shape.dim[d]) at += rest % x->shape.dim[d] * x->stride[d];
-        tr__read_f64(values, x->dtype, (char *)tr__ptr(x) + at * (int64_t)tr_dtype_size(x->dtype), step, n);
+        n = least(least(end - i, BLOCK), least(run - i % run, j->per_sample - i % j->per_sample));
+        const char *from = (char *)tr__ptr(x) + tr__axis_at(&all, i) * (int64_t)tr_dtype_size(x->dtype);
+        tr__read_f64(values, x->dtype, from, step, n);
         draw_mask(mask, j->attrs, j->attrs->first_sample + (uint64_t)(i / j->per_sample), i % j->per_sample, n);
         for (int64_t k = 0; k < n; k++) values[k] *= mask[k];
         tr__write_f64(y->dtype, (char *)tr__ptr(y) + i * (int64_t)tr_dtype_size(y->dtype), 1, values, n);

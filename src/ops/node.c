@@ -34,15 +34,10 @@ static tr__node *new_node(const tr_op_call *call)
     return node;
 }
 
-static tr__node *node_ref(tr__node *node)
+tr__node *tr__node_keep(tr__node *node)
 {
-    atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
+    if (node) atomic_fetch_add_explicit(&node->refs, 1, memory_order_relaxed);
     return node;
-}
-
-void tr__node_keep(tr__node *node)
-{
-    node_ref(node);
 }
 
 void tr__node_drop(tr__node *node, tr__node **unreferenced)
@@ -95,6 +90,24 @@ void tr__node_unref(tr__node *node)
     tr__nodes_free(unreferenced);
 }
 
+tr__edge tr__edge_to(tr_tensor *t)
+{
+    return t->node ? (tr__edge){.node = t->node, .output = t->output} : (tr__edge){.leaf = t};
+}
+
+tr__edge tr__edge_keep(tr__edge edge)
+{
+    tr__node_keep(edge.node);
+    tr__ref(edge.leaf);
+    return edge;
+}
+
+void tr__edge_drop(tr__edge edge)
+{
+    tr__node_unref(edge.node);
+    tr__unref(edge.leaf);
+}
+
 void tr__node_release(tr__node *node)
 {
     tr__node *unreferenced = NULL;
@@ -130,7 +143,7 @@ static bool is_recomputed(const tr_tensor *t)
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
 {
     if (may_recompute && is_recomputed(t)) {
-        saved->maker = node_ref(t->node);
+        saved->maker = tr__node_keep(t->node);
         saved->output = t->output;
         return TR_OK;
     }
@@ -207,12 +220,8 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now)
 static tr_status link_input(tr__node *node, int i, tr_tensor *x)
 {
     node->inputs[i] = (tr__input){x->shape, x->dtype, tr__device_of(x)};
-    if (x->requires_grad && x->node)
-        node->edges[i] = (tr__edge){.node = node_ref(x->node), .output = x->output};
-    else if (x->requires_grad) {
-        node->edges[i] = (tr__edge){.leaf = tr__ref(x)};
-        TR__TRY(tr__segment_note(x));
-    }
+    if (x->requires_grad) node->edges[i] = tr__edge_keep(tr__edge_to(x));
+    if (node->edges[i].leaf) TR__TRY(tr__segment_note(x));
     if (!(node->op->saves_inputs >> i & 1)) return TR_OK;
     TR__TRY(tr__saved_set(&node->saved_inputs[i], x, true));
     const tr__node *maker = node->saved_inputs[i].maker;
@@ -245,7 +254,7 @@ tr_status tr__record_op(const tr_op_call *call)
         tr_tensor *y = call->outputs[i];
         if (!tr_dtype_is_float(y->dtype)) continue;
         node->made[i] = tr__version(y);
-        y->node = node_ref(node);
+        y->node = tr__node_keep(node);
         y->output = i;
         y->requires_grad = true;
     }
@@ -258,7 +267,7 @@ tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *con
     tr__node *node = new_node(&(tr_op_call){.op = op, .attrs = attrs, .n_outputs = n});
     if (!node) return TR_NO_MEMORY;
     for (int i = 0; i < n; i++) {
-        outputs[i]->node = node_ref(node);
+        outputs[i]->node = tr__node_keep(node);
         outputs[i]->output = i;
         outputs[i]->requires_grad = true;
     }

@@ -137,9 +137,14 @@ tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *con
 void tr__node_release(tr__node *node);
 /* Reference counts of nodes. tr__node_drop() puts a node without references on a list, which tr__nodes_free() frees in a loop:
  * a graph can be a chain too long for recursion. */
-void tr__node_keep(tr__node *node);
+tr__node *tr__node_keep(tr__node *node);
 void tr__node_drop(tr__node *node, tr__node **unreferenced);
 void tr__nodes_free(tr__node *unreferenced);
+/* Where the gradient of t goes. */
+tr__edge tr__edge_to(tr_tensor *t);
+/* Takes, and drops, a reference to the edge's node or leaf. */
+tr__edge tr__edge_keep(tr__edge edge);
+void tr__edge_drop(tr__edge edge);
 /* Saves t for backward, as a node does (_set), or t itself (_keep); releases what is saved, or only the tensor. */
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute);
 tr_status tr__saved_keep(tr__saved *saved, const tr_tensor *t);

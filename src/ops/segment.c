@@ -90,11 +90,7 @@ static tr_status keep_input(input *in, tr_tensor *x)
 {
     if (!x) return TR_OK;
     in->given = true;
-    if (x->requires_grad) {
-        in->edge = x->node ? (tr__edge){.node = x->node, .output = x->output} : (tr__edge){.leaf = x};
-        if (x->node) tr__node_keep(x->node);
-        tr__ref(in->edge.leaf);
-    }
+    if (x->requires_grad) in->edge = tr__edge_keep(tr__edge_to(x));
     return tr__saved_set(&in->value, x, true);
 }
 
@@ -269,8 +265,7 @@ static tr_tensor *input_again(const input *in, bool as_now)
     tr_tensor *x = tr__tensor_view(value, value->shape, value->stride, value->offset);
     tr__unref(value);
     if (tr__bad(x) || !in->edge.node) return x;
-    tr__node_keep(in->edge.node);
-    x->node = in->edge.node;
+    x->node = tr__node_keep(in->edge.node);
     x->output = in->edge.output;
     x->requires_grad = true;
     return x;

@@ -105,12 +105,7 @@ static void take_run(const tr__loop *loop, char *const *at, int64_t n, const voi
         memcpy(at[0], row, (size_t)(n * loop->bytes[0]));
         return;
     }
-    switch (loop->bytes[0]) {
-    case 1: TAKE(uint8_t) break;
-    case 2: TAKE(uint16_t) break;
-    case 4: TAKE(uint32_t) break;
-    default: TAKE(uint64_t) break;
-    }
+    TR__OF_BYTES(loop->bytes[0], TAKE)
 }
 
 tr_status tr__take_along_forward(tr_op_call *call)

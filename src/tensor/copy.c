@@ -26,12 +26,7 @@ static void move_run(const tr__loop *loop, char *const *at, int64_t n, const voi
         else                                                                                \
             for (int64_t i = 0; i < n; i++) x[i * to] = y[i * from];                        \
     }
-    switch (loop->bytes[0]) {
-    case 1: MOVE(uint8_t) break;
-    case 2: MOVE(uint16_t) break;
-    case 4: MOVE(uint32_t) break;
-    default: MOVE(uint64_t) break;
-    }
+    TR__OF_BYTES(loop->bytes[0], MOVE)
 #undef MOVE
 }
 
@@ -73,8 +68,8 @@ typedef struct transposed {
 } transposed;
 
 /* to: [rows, columns], of at most a tile; steps are in elements. */
-#define MOVE_TILE(name, type)                                                                                         \
-    static inline __attribute__((always_inline)) void name(char *to, int64_t to_step, const char *from,               \
+#define MOVE_TILE(type)                                                                                               \
+    static inline __attribute__((always_inline)) void move_tile_##type(char *to, int64_t to_step, const char *from,               \
         int64_t from_step, int64_t rows, int64_t columns)                                                             \
     {                                                                                                                 \
         type tile[TILE][TILE];                                                                                        \
@@ -83,10 +78,10 @@ typedef struct transposed {
         for (int64_t r = 0; r < rows; r++)                                                                            \
             for (int64_t c = 0; c < columns; c++) ((type *)to)[r * to_step + c] = tile[c][r];                         \
     }
-MOVE_TILE(move_tile_1, uint8_t)
-MOVE_TILE(move_tile_2, uint16_t)
-MOVE_TILE(move_tile_4, uint32_t)
-MOVE_TILE(move_tile_8, uint64_t)
+MOVE_TILE(uint8_t)
+MOVE_TILE(uint16_t)
+MOVE_TILE(uint32_t)
+MOVE_TILE(uint64_t)
 
 /* Tasks: the other dimensions' indices, TILE rows by TILE rows. */
 static void move_tiles(void *arg, int64_t begin, int64_t end)
@@ -109,17 +104,11 @@ static void move_tiles(void *arg, int64_t begin, int64_t end)
             int64_t m = columns - c < TILE ? columns - c : TILE;
             char *to = loop->base[0] + (to_at + c) * bytes;
             const char *from = loop->base[1] + (from_at + c * from_step) * bytes;
-#define OF_BYTES(size)                                                                                                \
-    if (n == TILE && m == TILE) move_tile_##size(to, to_step, from, from_step, TILE, TILE);                           \
-    else move_tile_##size(to, to_step, from, from_step, n, m);                                                        \
-    break
-            switch (bytes) {
-            case 1: OF_BYTES(1);
-            case 2: OF_BYTES(2);
-            case 4: OF_BYTES(4);
-            default: OF_BYTES(8);
-            }
-#undef OF_BYTES
+#define MOVE(type)                                                                                                    \
+    if (n == TILE && m == TILE) move_tile_##type(to, to_step, from, from_step, TILE, TILE);                           \
+    else move_tile_##type(to, to_step, from, from_step, n, m);
+            TR__OF_BYTES(bytes, MOVE)
+#undef MOVE
         }
     }
 }

@@ -29,6 +29,15 @@ static inline int64_t tr__loop_step(const tr__loop *loop, int k) { return loop->
 typedef void (*tr__loop_body)(const tr__loop *loop, char *const *at, int64_t n, const void *arg);
 void tr__loop_run(const tr__loop *loop, tr__pool *pool, tr__loop_body body, const void *arg);
 
+/* DO(type) of an unsigned type of so many bytes: 1, 2, 4 or 8. */
+#define TR__OF_BYTES(bytes, DO)     \
+    switch (bytes) {                \
+    case 1: DO(uint8_t) break;      \
+    case 2: DO(uint16_t) break;     \
+    case 4: DO(uint32_t) break;     \
+    default: DO(uint64_t) break;    \
+    }
+
 /* Elements in a piece of work that is worth another thread. */
 enum { TR__GRAIN = 32 << 10 };
 
