@@ -63,7 +63,7 @@ tr_tensor *tr_scale_loss(tr_grad_scaler *s, tr_tensor *loss)
 {
     if (!s) return tr__tensor_fail(TR_INVALID, "tr_scale_loss: the scaler is NULL");
     if (tr__error_of(s)) return tr__tensor_pass(s);
-    if (tr__bad(loss)) return loss;
+    TR__REQUIRE("tr_scale_loss", "the loss", loss);
     return tr_affine(loss->dtype == TR_F64 ? loss : tr_cast(loss, TR_F32), s->scale, 0);
 }
 

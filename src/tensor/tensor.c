@@ -98,7 +98,7 @@ bool tr__is_in_rows(const tr_tensor *x)
 char *tr_shape_text(tr_shape shape, char text[160])
 {
     int at = snprintf(text, 160, "[");
-    for (int i = 0; i < shape.ndim && at < 150; i++)
+    for (int i = 0; i < shape.ndim && i < TR_MAX_DIMS && at < 150; i++)
         at += snprintf(text + at, (size_t)(160 - at), "%s%" PRId64, i ? ", " : "", shape.dim[i]);
     if (at < 159) snprintf(text + at, (size_t)(160 - at), "]");
     return text;

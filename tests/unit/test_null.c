@@ -88,6 +88,7 @@ static void null_is_refused(void **state)
     refused(tr_grad_check(NULL, &x, 1, NULL, 1e-3), "grad_check: the function is NULL");
     refused(tr_grad_check(identity, NULL, 1, NULL, 1e-3), "grad_check: the inputs are NULL");
     refused(hook(NULL), "grad_hook_add: the hook is NULL");
+    refused(tr_status_of(tr_scale_loss(tr_grad_scaler_new(), NULL)), "tr_scale_loss: the loss is NULL");
     refused(tr_device_parse(NULL, &device), "device_parse: the text is NULL");
     refused(tr_device_parse("cpu", NULL), "device_parse: out is NULL");
     refused(tr_device_kind_named(NULL, &device.kind), "device_kind_named: the name is NULL");

@@ -286,6 +286,8 @@ static void shapes_that_do_not_fit(void **state)
     tr_tensor *x = ones(TR_SHAPE(2, 3));
     expect(tr_reshape(x, TR_SHAPE(4, 2)), TR_SHAPE, "reshape: [2, 3] has 6 elements, [4, 2] would have 8");
     expect(tr_reshape(x, TR_SHAPE(-1, -1)), TR_SHAPE, "reshape: more than one -1");
+    expect(tr_reshape(x, (tr_shape){.ndim = 99, .dim = {-1, -1}}), TR_SHAPE,
+        "reshape: more than one -1 in [-1, -1, 0, 0, 0, 0, 0, 0]");
     expect(tr_reshape(x, TR_SHAPE(-1, 4)), TR_SHAPE, "reshape: nothing fits the -1 in [-1, 4] for [2, 3]");
     expect(tr_reshape(x, TR_SHAPE(-2, -3)), TR_SHAPE, "reshape: no tensor has the shape");
     expect(tr_reshape(x, (tr_shape){.ndim = 99}), TR_SHAPE, "reshape: no tensor has the shape");
