@@ -325,37 +325,29 @@ static void forward_profiled(tr_module *module, tr_tensor *const *inputs, int n,
     tr__profile_add(span);
 }
 
-/* Each output is the one error. */
-static tr_status all_failed(tr_tensor *failed, tr_tensor **outputs, int n_outputs)
+/* The error that the call itself is; NULL: none. */
+static tr_tensor *check_call(const tr_module *module, tr_tensor *const *inputs, int n, int n_outputs)
 {
-    for (int i = 0; i < n_outputs; i++) outputs[i] = failed;
-    return tr_status_of(failed);
+    if (!module) return tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL");
+    if (!tr__object_is(module, &tr__module_type))
+        return tr_tensor_fail(TR_INVALID, "tr_forward: not a module, but a %s", module->object.type->name);
+    if (module->object.error) return tr__tensor_pass(module);
+    for (int i = 0; i < n; i++)
+        if (tr__error_of(inputs[i])) return tr__tensor_pass(inputs[i]);
+    if (!module->forward && !module->many)
+        return tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name);
+    if (n_outputs >= 1 && n_outputs <= module->n_outputs) return NULL;
+    return tr_tensor_fail(TR_INVALID, "%s: it has %d outputs, not %d", module->name, module->n_outputs, n_outputs);
 }
 
 tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs, int n_outputs)
 {
     if (!outputs || (n > 0 && !inputs))
         return tr__fail(TR_INVALID, "tr_forward_many: %s is NULL", outputs ? "inputs" : "outputs");
-    if (!module) return all_failed(tr_tensor_fail(TR_INVALID, "tr_forward: the module is NULL"), outputs, n_outputs);
-    if (!tr__object_is(module, &tr__module_type))
-        return all_failed(tr_tensor_fail(TR_INVALID, "tr_forward: not a module, but a %s", module->object.type->name), outputs,
-            n_outputs);
-    if (module->object.error) return all_failed(tr__tensor_pass(module), outputs, n_outputs);
-    for (int i = 0; i < n; i++)
-        if (tr__error_of(inputs[i])) return all_failed(tr__tensor_pass(inputs[i]), outputs, n_outputs);
-    if (!module->forward && !module->many)
-        return all_failed(tr_tensor_fail(TR_INVALID, "%s: this module has no forward: it only holds its parts", module->name),
-            outputs, n_outputs);
-    if (n_outputs < 1 || n_outputs > module->n_outputs)
-        return all_failed(tr_tensor_fail(TR_INVALID, "%s: it has %d outputs, not %d", module->name, module->n_outputs, n_outputs),
-            outputs, n_outputs);
-    tr_tensor *made[TR_MODULE_OUTPUTS] = {NULL};
-    if (tr__profiling())
-        forward_profiled(module, inputs, n, made);
-    else
-        forward(module, inputs, n, made);
-    for (int i = 0; i < n_outputs; i++) outputs[i] = made[i];
-    return tr_status_of(made[0]);
+    tr_tensor *made[TR_MODULE_OUTPUTS] = {NULL}, *failed = check_call(module, inputs, n, n_outputs);
+    if (!failed) (tr__profiling() ? forward_profiled : forward)(module, inputs, n, made);
+    for (int i = 0; i < n_outputs; i++) outputs[i] = failed ? failed : made[i];
+    return tr_status_of(failed ? failed : made[0]);
 }
 
 tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n)

@@ -38,11 +38,8 @@ static const tr__optimizer_rule rule = {
 
 tr_optimizer *tr_adadelta_with(const tr_adadelta_options *o)
 {
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 1, o->weight_decay,
         [RHO] = {"rho", TR__OR(o, rho, 0.9), TR__SHARE},
-        [EPS] = {"eps", TR__OR(o, eps, 1e-6), TR__POSITIVE},
-    };
+        [EPS] = {"eps", TR__OR(o, eps, 1e-6), TR__POSITIVE});
     return tr__optimizer_new(&rule, o->parameters, hypers, false);
 }

@@ -40,13 +40,10 @@ static tr_status fill_sums(const tr_optimizer *o, double value)
 
 tr_optimizer *tr_adagrad_with(const tr_adagrad_options *options)
 {
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(options, lr, 1e-2), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", options->weight_decay, TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(options, 1e-2, options->weight_decay,
         [LR_DECAY] = {"lr_decay", options->lr_decay, TR__AMOUNT},
         [EPS] = {"eps", TR__OR(options, eps, 1e-10), TR__POSITIVE},
-        [INITIAL] = {"initial_accumulator", options->initial_accumulator, TR__AMOUNT},
-    };
+        [INITIAL] = {"initial_accumulator", options->initial_accumulator, TR__AMOUNT});
     tr_optimizer *o = tr__optimizer_new(&rule, options->parameters, hypers, false);
     if (o->object.error) return o;
     if (o->settings[INITIAL] > 0 && fill_sums(o, o->settings[INITIAL]) != TR_OK) tr__object_break(o);

@@ -121,14 +121,11 @@ static const tr__optimizer_rule radam_rule = {.name = "radam", .state_names = {"
 
 /* The hyperparameters of the family; its own follow. */
 #define HYPERS(o, default_lr, decay, ...)                                      \
-    (const tr__hyper[TR__HYPERS]){                                             \
-        [TR__LR] = {"lr", TR__OR(o, lr, default_lr), TR__AMOUNT},              \
-        [TR__DECAY] = {"weight_decay", decay, TR__AMOUNT},                     \
+    TR__HYPERS_OF(o, default_lr, decay,                                        \
         [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},              \
         [BETA2] = {"beta2", TR__OR(o, beta2, 0.999), TR__FRACTION},            \
         [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},                   \
-        __VA_ARGS__                                                            \
-    }
+        __VA_ARGS__)
 
 tr_optimizer *tr_adam_with(const tr_adam_options *o)
 {

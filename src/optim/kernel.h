@@ -16,6 +16,14 @@
     KERNEL(name##_f64, double, double, (double), (double), sqrt) \
     KERNEL(name##_bf16, uint16_t, float, tr__bf16_to_f32, tr__f32_to_bf16, sqrtf)
 
+/* A rule's hyperparameters: those that all have, then its own. */
+#define TR__HYPERS_OF(o, default_lr, decay, ...)                        \
+    (const tr__hyper[TR__HYPERS]){                                      \
+        [TR__LR] = {"lr", TR__OR(o, lr, default_lr), TR__AMOUNT},       \
+        [TR__DECAY] = {"weight_decay", decay, TR__AMOUNT},              \
+        __VA_ARGS__                                                     \
+    }
+
 /* What they are called in a rule. */
 #define TR__KERNELS_OF(name) {[TR_F32] = name##_f32, [TR_F64] = name##_f64, [TR_BF16] = name##_bf16}
 

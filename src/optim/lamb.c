@@ -85,13 +85,10 @@ static const tr__optimizer_rule rule = {
 
 tr_optimizer *tr_lamb_with(const tr_lamb_options *o)
 {
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1e-3), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", TR__OR(o, weight_decay, 0.01), TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 1e-3, TR__OR(o, weight_decay, 0.01),
         [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},
         [BETA2] = {"beta2", TR__OR(o, beta2, 0.999), TR__FRACTION},
         [EPS] = {"eps", TR__OR(o, eps, 1e-6), TR__POSITIVE},
-        [MATRICES_ONLY] = {"matrices_only", o->matrices_only, TR__FLAG},
-    };
+        [MATRICES_ONLY] = {"matrices_only", o->matrices_only, TR__FLAG});
     return tr__optimizer_new(&rule, o->parameters, hypers, o->matrices_only);
 }

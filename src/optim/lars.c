@@ -65,12 +65,9 @@ static const tr__optimizer_rule rule = {
 
 tr_optimizer *tr_lars_with(const tr_lars_options *o)
 {
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 0.1), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 0.1, o->weight_decay,
         [MOMENTUM] = {"momentum", TR__OR(o, momentum, 0.9), TR__AMOUNT},
         [TRUST] = {"trust", TR__OR(o, trust, 1e-3), TR__POSITIVE},
-        [MATRICES_ONLY] = {"matrices_only", o->matrices_only, TR__FLAG},
-    };
+        [MATRICES_ONLY] = {"matrices_only", o->matrices_only, TR__FLAG});
     return tr__optimizer_new(&rule, o->parameters, hypers, o->matrices_only);
 }

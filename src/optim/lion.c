@@ -34,12 +34,9 @@ static const tr__optimizer_rule rule = {
 
 tr_optimizer *tr_lion_with(const tr_lion_options *o)
 {
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1e-4), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 1e-4, o->weight_decay,
         [BETA1] = {"beta1", TR__OR(o, beta1, 0.9), TR__FRACTION},
         [BETA2] = {"beta2", TR__OR(o, beta2, 0.99), TR__FRACTION},
-        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG},
-    };
+        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG});
     return tr__optimizer_new(&rule, o->parameters, hypers, false);
 }

@@ -86,14 +86,11 @@ tr_optimizer *tr_muon_with(const tr_muon_options *o)
     int iterations = TR__OR(o, iterations, 5);
     if (iterations < 1 || iterations > 100)
         return tr__optimizer_fail(TR_INVALID, "muon: iterations must be in 1 ... 100, not %d", iterations);
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1e-3), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", TR__OR(o, weight_decay, 0.1), TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 1e-3, TR__OR(o, weight_decay, 0.1),
         [MOMENTUM] = {"momentum", TR__OR(o, momentum, 0.95), TR__AMOUNT},
         [EPS] = {"eps", TR__OR(o, eps, 1e-7), TR__POSITIVE},
         [ITERATIONS] = {"iterations", iterations, TR__AMOUNT},
         [PLAIN] = {"plain", o->plain, TR__FLAG},
-        [MATCH_ADAMW] = {"match_adamw", o->match_adamw, TR__FLAG},
-    };
+        [MATCH_ADAMW] = {"match_adamw", o->match_adamw, TR__FLAG});
     return tr__optimizer_new(&rule, o->parameters, hypers, false);
 }

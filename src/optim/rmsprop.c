@@ -62,13 +62,10 @@ static const tr__optimizer_rule rules[2][2] = { /* [centered][momentum > 0] */
 
 tr_optimizer *tr_rmsprop_with(const tr_rmsprop_options *o)
 {
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1e-2), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 1e-2, o->weight_decay,
         [ALPHA] = {"alpha", TR__OR(o, alpha, 0.99), TR__SHARE},
         [EPS] = {"eps", TR__OR(o, eps, 1e-8), TR__POSITIVE},
         [CENTERED] = {"centered", o->centered, TR__FLAG},
-        [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
-    };
+        [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT});
     return tr__optimizer_new(&rules[o->centered][o->momentum > 0], o->parameters, hypers, false);
 }

@@ -53,13 +53,10 @@ tr_optimizer *tr_sgd_with(const tr_sgd_options *o)
     if (o->nesterov && (o->momentum == 0 || o->dampening != 0))
         return tr__optimizer_fail(TR_INVALID, "sgd: nesterov takes momentum and no dampening, not %g and %g", o->momentum,
             o->dampening);
-    const tr__hyper hypers[TR__HYPERS] = {
-        [TR__LR] = {"lr", TR__OR(o, lr, 1e-3), TR__AMOUNT},
-        [TR__DECAY] = {"weight_decay", o->weight_decay, TR__AMOUNT},
+    const tr__hyper *hypers = TR__HYPERS_OF(o, 1e-3, o->weight_decay,
         [MOMENTUM] = {"momentum", o->momentum, TR__AMOUNT},
         [DAMPENING] = {"dampening", o->dampening, TR__FINITE},
         [NESTEROV] = {"nesterov", o->nesterov, TR__FLAG},
-        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG},
-    };
+        [TR__BF16_STATE] = {"bf16_state", o->bf16_state, TR__FLAG});
     return tr__optimizer_new(&rules[o->momentum > 0], o->parameters, hypers, false);
 }
