@@ -18,7 +18,8 @@ tr_status tr__cat_infer(tr_op_call *call)
         if (!tr__shape_equal(part->shape, expected))
             return tr__fail(TR_SHAPE, "cat: part %d, %s, does not fit part 0, %s, but for dimension %d", i,
                 TR__TEXT(part->shape), TR__TEXT(call->inputs[0]->shape), dim);
-        shape.dim[dim] += part->shape.dim[dim];
+        if (__builtin_add_overflow(shape.dim[dim], part->shape.dim[dim], &shape.dim[dim]))
+            return tr__fail(TR_SHAPE, "cat: dimension %d becomes too large with part %d, %s", dim, i, TR__TEXT(part->shape));
     }
     return tr__output_like(call, 0, call->inputs[0], shape, call->inputs[0]->dtype);
 }

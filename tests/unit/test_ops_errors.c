@@ -260,6 +260,8 @@ static void dimensions_that_are_not_there(void **state)
     expect(tr_cat((tr_tensor *[]){x, ones(TR_SHAPE(2, 4))}, 2, 0), TR_SHAPE,
         "cat: part 1, [2, 4], does not fit part 0, [2, 3], but for dimension 0");
     expect(tr_cat((tr_tensor *[]){x, ones(TR_SHAPE(2))}, 2, 0), TR_SHAPE, "cat: part 1, [2], does not fit part 0");
+    tr_tensor *wide = tr_expand(tr_scalar(1, TR_F32), TR_SHAPE((int64_t)1 << 62)); /* 2^64, of four, is 0 in 64 bits */
+    expect(tr_cat((tr_tensor *[]){wide, wide, wide, wide}, 4, 0), TR_SHAPE, "cat: dimension 0 becomes too large with part 1");
     expect(tr_cat(NULL, 0, 0), TR_INVALID, "cat: 0 parts");
     assert_int_equal(tr_split(x, 2, 1, parts), TR_SHAPE);
     assert_string_equal(tr_error_message(), "split: dimension 1 of [2, 3] does not divide into 2 parts");
