@@ -30,14 +30,9 @@ static bool view_strides(const tr_tensor *x, tr_shape shape, int64_t stride[TR_M
     return true;
 }
 
-/* Sizes that a tensor can have: none negative, and their product is a number. */
 static bool is_sound(tr_shape shape)
 {
-    int64_t n = 1;
-    bool sound = shape.ndim >= 0 && shape.ndim <= TR_MAX_DIMS;
-    for (int d = 0; sound && d < shape.ndim; d++)
-        sound = shape.dim[d] >= 0 && !__builtin_mul_overflow(n, shape.dim[d] ? shape.dim[d] : 1, &n);
-    return sound;
+    return tr__shape_bytes(shape, TR_BOOL, &(int64_t){0});
 }
 
 static tr_status check_count(const char *what, const tr_tensor *x, tr_shape shape)

@@ -21,20 +21,11 @@ static int64_t count_not_finite(tr_dtype dtype, const void *elements, int64_t n)
 {
     int64_t count = 0;
     switch (dtype) {
-    case TR_F64:
-        COUNT(uint64_t, UINT64_C(0x7ff0000000000000));
-        break;
-    case TR_F32:
-        COUNT(uint32_t, 0x7f800000u);
-        break;
-    case TR_F16:
-        COUNT(uint16_t, 0x7c00);
-        break;
-    case TR_BF16:
-        COUNT(uint16_t, 0x7f80);
-        break;
-    default:
-        break;
+    case TR_F64: COUNT(uint64_t, UINT64_C(0x7ff0000000000000)); break;
+    case TR_F32: COUNT(uint32_t, 0x7f800000u); break;
+    case TR_F16: COUNT(uint16_t, 0x7c00); break;
+    case TR_BF16: COUNT(uint16_t, 0x7f80); break;
+    default: break;
     }
     return count;
 }

@@ -140,6 +140,7 @@ tr_status tr__dim(const char *what, tr_shape shape, int dim, int *out)
 bool tr__shape_bytes(tr_shape shape, tr_dtype dtype, int64_t *bytes)
 {
     *bytes = (int64_t)tr_dtype_size(dtype);
+    if (shape.ndim < 0 || shape.ndim > TR_MAX_DIMS) return false;
     for (int i = 0; i < shape.ndim; i++)
         if (shape.dim[i] < 0 || __builtin_mul_overflow(*bytes, at_least_one(shape.dim[i]), bytes)) return false;
     if (tr__numel(shape) == 0) *bytes = 0;

@@ -99,7 +99,8 @@ static inline int64_t tr__numel(tr_shape s)
     for (int i = 0; i < s.ndim; i++) n *= s.dim[i];
     return n;
 }
-/* The bytes of its elements, dense; false: no tensor can have it, be it that a size is negative or that they are too many. */
+/* The bytes of its elements, dense; false: no tensor can have it: it has too many dimensions, or a
+ * size is negative, or their product no number. */
 bool tr__shape_bytes(tr_shape shape, tr_dtype dtype, int64_t *bytes);
 static inline bool tr__shape_equal(tr_shape a, tr_shape b)
 {
