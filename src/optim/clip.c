@@ -39,24 +39,10 @@ SUM_OF_SQUARES(, tr__squares_f32, float, (float))
 SUM_OF_SQUARES(, tr__squares_f64, double, (double))
 SUM_OF_SQUARES(static, squares_bf16, uint16_t, tr__bf16_to_f32)
 
-#define SCALE(name, P, S, read, write)                                                \
-    static void name(void *memory, double factor, int64_t n)                          \
-    {                                                                                 \
-        P *x = memory;                                                                \
-        const S f = (S)factor;                                                        \
-        for (int64_t i = 0; i < n; i++) x[i] = write(read(x[i]) * f);                 \
-    }
-SCALE(scale_f32, float, float, (float), (float))
-SCALE(scale_f64, double, double, (double), (double))
-SCALE(scale_bf16, uint16_t, float, tr__bf16_to_f32, tr__f32_to_bf16)
-
-static const struct {
-    double (*squares)(const void *, int64_t);
-    void (*scale)(void *, double, int64_t);
-} kernels[TR_DTYPE_COUNT] = {
-    [TR_F32] = {tr__squares_f32, scale_f32},
-    [TR_F64] = {tr__squares_f64, scale_f64},
-    [TR_BF16] = {squares_bf16, scale_bf16},
+static double (*const squares_of[TR_DTYPE_COUNT])(const void *, int64_t) = {
+    [TR_F32] = tr__squares_f32,
+    [TR_F64] = tr__squares_f64,
+    [TR_BF16] = squares_bf16,
 };
 
 typedef struct pass {
@@ -64,7 +50,6 @@ typedef struct pass {
     char *memory;
     int64_t count;
     double *sums; /* per block */
-    double factor;
 } pass;
 
 static void sum_blocks(void *arg, int64_t begin, int64_t end)
@@ -73,21 +58,8 @@ static void sum_blocks(void *arg, int64_t begin, int64_t end)
     for (int64_t b = begin; b < end; b++) {
         int64_t left = p->count - b * BLOCK;
         const char *from = p->memory + (size_t)(b * BLOCK) * tr_dtype_size(p->dtype);
-        p->sums[b] = kernels[p->dtype].squares(from, left < BLOCK ? left : BLOCK);
+        p->sums[b] = squares_of[p->dtype](from, left < BLOCK ? left : BLOCK);
     }
-}
-
-static void scale_blocks(void *arg, int64_t begin, int64_t end)
-{
-    const pass *p = arg;
-    int64_t last = end * BLOCK < p->count ? end * BLOCK : p->count;
-    char *from = p->memory + (size_t)(begin * BLOCK) * tr_dtype_size(p->dtype);
-    kernels[p->dtype].scale(from, p->factor, last - begin * BLOCK);
-}
-
-static int64_t blocks_of(int64_t count)
-{
-    return (count + BLOCK - 1) / BLOCK;
 }
 
 /* Parameters whose squares are summed over the same ranks. */
@@ -131,7 +103,7 @@ static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
 tr_status tr__squares_add(const tr_tensor *gradient, double *sum)
 {
     pass p = {.dtype = gradient->dtype, .memory = tr__ptr(gradient), .count = tr__numel(gradient->shape)};
-    int64_t n = blocks_of(p.count);
+    int64_t n = (p.count + BLOCK - 1) / BLOCK;
     p.sums = malloc((size_t)(n ? n : 1) * sizeof *p.sums);
     if (!p.sums) return tr__fail(TR_NO_MEMORY, "out of memory for the sums of a gradient's squares");
     tr__pool_for(tr__pool_of(gradient), n, 2, sum_blocks, &p);
@@ -213,17 +185,11 @@ tr_status tr__grad_multiply(const tr_optimizer *o, double factor)
 {
     tr__stretch s;
     for (int at = 0; tr__next_stretch(o, false, &at, &s);) {
-        tr_tensor *gradients = s.part->arena->gradients;
-        pass p = {.dtype = gradients->dtype, .count = s.end - s.begin, .factor = factor};
         TR_SCOPE;
-        tr_tensor *run = tr__tensor_view(gradients, TR_SHAPE(p.count), NULL, gradients->offset + s.begin);
+        const tr_tensor *gradients = s.part->arena->gradients;
+        tr_tensor *run = tr__tensor_view(gradients, TR_SHAPE(s.end - s.begin), NULL, gradients->offset + s.begin);
         TR__TRY(tr_status_of(run));
-        if (tr__device_of(gradients).kind == TR_CPU) {
-            p.memory = tr__ptr(run);
-            tr__pool_for(tr__pool_of(run), blocks_of(p.count), 2, scale_blocks, &p);
-        } else {
-            TR__TRY(tr__op_run(tr__op(affine), &(tr_affine_attrs){.scale = factor}, &run, 1, &run, 1));
-        }
+        TR__TRY(tr__op_run(tr__op(affine), &(tr_affine_attrs){.scale = factor}, &run, 1, &run, 1));
         tr__touch(run);
     }
     return TR_OK;
