@@ -16,11 +16,13 @@ library.tr_error_message.restype = ctypes.c_char_p
 
 
 class NpzLoadOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("path", ctypes.c_char_p), ("max_bytes", ctypes.c_int64)]
+    _fields_ = [("size", ctypes.c_size_t), ("given", ctypes.c_char_p), ("path", ctypes.c_char_p),
+                ("max_bytes", ctypes.c_int64)]
 
 
 class NpzSaveOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("path", ctypes.c_char_p), ("list", ctypes.c_void_p), ("compress", ctypes.c_bool)]
+    _fields_ = [("size", ctypes.c_size_t), ("given", ctypes.c_char_p), ("path", ctypes.c_char_p),
+                ("list", ctypes.c_void_p), ("compress", ctypes.c_bool)]
 
 
 def check(status: int) -> None:
@@ -56,10 +58,10 @@ with tempfile.TemporaryDirectory() as folder:
         arrays = {f"layer.{i}": random_array(rng) for i in range(int(rng.integers(0, 9)))}
         with open(there, "wb") as file:
             (np.savez_compressed if rng.integers(2) else np.savez)(file, **arrays)
-        options = NpzLoadOptions(ctypes.sizeof(NpzLoadOptions), there, 0)
+        options = NpzLoadOptions(ctypes.sizeof(NpzLoadOptions), None, there, 0)
         tensors = ctypes.c_void_p(library.tr_npz_load_with(ctypes.byref(options)))
         check(library.tr_status_of(tensors))
-        options = NpzSaveOptions(ctypes.sizeof(NpzSaveOptions), back, tensors, bool(rng.integers(2)))
+        options = NpzSaveOptions(ctypes.sizeof(NpzSaveOptions), None, back, tensors, bool(rng.integers(2)))
         check(library.tr_npz_save_with(ctypes.byref(options)))
         with np.load(back.decode()) as loaded:
             assert sorted(loaded.files) == sorted(arrays), trial
