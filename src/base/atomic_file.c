@@ -144,19 +144,6 @@ tr_status tr__atomic_write(tr__atomic_file *f, const void *data, size_t bytes)
     return TR_OK;
 }
 
-tr_status tr__atomic_rewrite(tr__atomic_file *f, uint64_t offset, const void *data, size_t bytes)
-{
-    for (const char *at = data; bytes;) {
-        ssize_t put = pwrite(f->fd, at, bytes, (off_t)offset);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return give_up(f, put < 0 ? errno : EIO, "write");
-        at += put;
-        offset += (uint64_t)put;
-        bytes -= (size_t)put;
-    }
-    return TR_OK;
-}
-
 tr_status tr__folder_sync(int folder_fd, const char *path)
 {
     if (fsync(folder_fd) == 0 || errno == EINVAL) return TR_OK; /* EINVAL: this file system has no such thing */

@@ -20,8 +20,6 @@ typedef struct tr__atomic_file {
 /* After a failure of any of these the file is closed and the temporary one gone; what stood at path is untouched. */
 tr_status tr__atomic_open(tr__atomic_file *file, const char *path);
 tr_status tr__atomic_write(tr__atomic_file *file, const void *data, size_t bytes);
-/* Writes over bytes that were written before. */
-tr_status tr__atomic_rewrite(tr__atomic_file *file, uint64_t offset, const void *data, size_t bytes);
 tr_status tr__atomic_commit(tr__atomic_file *file);
 /* Gives up: removes the temporary file. Does nothing on a file that is closed already. */
 void tr__atomic_abandon(tr__atomic_file *file);

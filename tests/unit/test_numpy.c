@@ -6,11 +6,13 @@
 #include <trireme/train.h>
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -146,6 +148,29 @@ static void test_lists_come_back(void **state)
     }
 }
 
+/* What stood there before stays. */
+static void test_a_disk_that_is_full(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    struct rlimit before;
+    tr_tensor_list *list = tr_list_new();
+    tr_tensor *t = tr_randn(4, TR_SHAPE(20, 30));
+    TR_CHECK(tr_list_add(list, "a", t));
+    TR_CHECK(tr_npz_save(files_path("full.npz"), list));
+    TR_CHECK(tr_list_add(list, "b", tr_transpose(tr_randn(5, TR_SHAPE(200, 300)), 0, 1)));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){4096, before.rlim_max}), 0);
+    tr_status status = tr_npz_save(files_path("full.npz"), list);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_failed(status, TR_IO, "full.npz: File too large");
+    tr_tensor_list *back = tr_npz_load(files_path("full.npz"));
+    assert_int_equal(tr_list_count(back), 1);
+    assert_same(t, tr_list_find(back, "a"));
+}
+
 static void test_what_numpy_has_not(void **state)
 {
     (void)state;
@@ -158,6 +183,13 @@ static void test_what_numpy_has_not(void **state)
     assert_failed(tr_npz_save(files_path("kept.npy"), list), TR_UNSUPPORTED, "w: NumPy has no bf16");
     assert_int_equal(tr_status_of(tr_npy_load(files_path("kept.npy"))), TR_OK);
     assert_failed(tr_npy_save(files_path("x.npy"), tr_add(low, tr_zeros(TR_SHAPE(3)))), TR_DTYPE, "add");
+    char *name = malloc(65533);
+    memset(name, 'n', 65532);
+    name[65532] = '\0';
+    list = tr_list_new();
+    TR_CHECK(tr_list_add(list, name, tr_zeros(TR_SHAPE(2))));
+    assert_failed(tr_npz_save(files_path("kept.npz"), list), TR_INVALID, "a name of 65532 bytes is too long for an archive");
+    free(name);
     assert_failed(tr_npz_save("/no/such/folder/x.npz", tr_list_new()), TR_IO, "/no/such/folder");
 }
 
@@ -235,8 +267,8 @@ static void test_what_is_no_array(void **state)
     assert_failed(tr_status_of(tr_npy_load(recorded_path("arrays.npz"))), TR_FORMAT, "tr_npz_load() reads it");
     assert_failed(tr_status_of(tr_npy_load(files_write("b.npy", "\x93NUMPY\4\0\0\0", 10))), TR_UNSUPPORTED, "version 4.0");
     assert_failed(tr_status_of(tr_npy_load(files_write("b.npy", "\x93NUMPY\2\0\0\0\0\1", 12))), TR_FORMAT, "longer than");
-    assert_failed(tr_status_of(tr_npz_load(recorded_path("version-1.npy"))), TR_FORMAT, "no .npz archive");
-    assert_failed(tr_status_of(tr_npz_load(files_write("b.npz", "", 0))), TR_FORMAT, "no .npz archive");
+    assert_failed(tr_status_of(tr_npz_load(recorded_path("version-1.npy"))), TR_FORMAT, "as an .npz archive: Not a zip");
+    assert_failed(tr_status_of(tr_npz_load(files_write("b.npz", "", 0))), TR_FORMAT, "as an .npz archive: Not a zip");
     assert_failed(tr_status_of(tr_npz_load(NULL)), TR_INVALID, "no path of an .npz archive");
 }
 
@@ -280,46 +312,80 @@ static void test_a_damaged_archive(void **state)
         TR_CHECK(tr_npz_save(files_path("a.npz"), list, .compress = compress));
         size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);
         check_damage(bytes, n, t);
-        bytes[8] = 1; /* the member's own header may say what it likes; the directory counts */
-        assert_int_equal(tr_status_of(load_archive(bytes, n)), TR_OK);
+        bytes[8] ^= 1; /* the member's own header and the directory must agree */
+        assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "inconsistent");
     }
 }
 
-/* The sums that follow change where they are checked: in the member's data, in the directory. */
+static void set32(unsigned char *to, uint32_t value)
+{
+    memcpy(to, &value, sizeof value);
+}
+
+/* Two members, and what the checks that follow change: in the second's own header, in its entry of the directory, in its data. */
 static void test_what_an_archive_hides(void **state)
 {
     (void)state;
     TR_SCOPE;
     unsigned char bytes[1024];
     tr_tensor_list *list = tr_list_new();
-    TR_CHECK(tr_list_add(list, "a", tr_zeros(TR_SHAPE(2))));
-    TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(2))));
+    TR_CHECK(tr_list_add(list, "a", tr_zeros(TR_SHAPE(100), .dtype = TR_U8)));
+    TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(100), .dtype = TR_U8)));
     TR_CHECK(tr_npz_save(files_path("a.npz"), list));
-    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes), size = 30 + 5 + 20 + 128 + 8, entry = 46 + 5 + 28;
-    unsigned char *data = bytes + size - 1, *first = bytes + 2 * size, *second = first + entry, old;
-    assert_memory_equal(first, "PK\1\2", 4);
+    enum { ARRAY = 128 + 100, MEMBER = 30 + 5 + ARRAY };
+    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);
+    unsigned char *header = bytes + MEMBER, *entry = bytes + 2 * MEMBER + 46 + 5;
+    assert_memory_equal(header, "PK\3\4", 4);
+    assert_memory_equal(entry, "PK\1\2", 4);
 
-    *data = 1;
-    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "a.npy has another checksum");
-    *data = 0;
-    second[46] = 'a';
-    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "two arrays named a");
-    second[46] = '\xff';
+    header[MEMBER - 1] = 1;
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "b.npy: cannot be read as an .npz archive: CRC");
+    header[MEMBER - 1] = 0;
+    header[30] = entry[46] = 'a';
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "two members have one name");
+    header[30] = entry[46] = 0xff;
     assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "name is not UTF-8");
-    second[46] = 'b';
-    second[10] = 12;
+    header[30] = entry[46] = 'b';
+    header[8] = entry[10] = 12;
     assert_failed(tr_status_of(load_archive(bytes, n)), TR_UNSUPPORTED, "b.npy is compressed by method 12");
-    second[10] = 0;
-    second[8] = 1;
+    header[8] = entry[10] = 0;
+    entry[8] = 1;
     assert_failed(tr_status_of(load_archive(bytes, n)), TR_UNSUPPORTED, "encrypted");
-    second[8] = 0;
-    old = second[46 + 5 + 4 + 16];
-    second[46 + 5 + 4 + 16] = 0; /* where its header is */
-    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "lies over something else");
-    second[46 + 5 + 4 + 16] = old;
-    first[10] = 8; /* so much cannot come from so little */
-    first[46 + 5 + 4 + 5] = 1;
-    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "cannot have");
+    entry[8] = 0;
+    set32(entry + 42, 0); /* where its header is */
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "inconsistent");
+    set32(entry + 42, MEMBER);
+    header[8] = entry[10] = 8; /* so much cannot come from so little */
+    set32(header + 22, 1 << 20);
+    set32(entry + 24, 1 << 20);
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "b.npy cannot have 1048576 bytes in 228");
+    header[8] = entry[10] = 0;
+    for (int size = 0; size < 2; size++) { /* the first member has all of the second in it */
+        set32(header + 18 + 4 * size, ARRAY);
+        set32(entry + 20 + 4 * size, ARRAY);
+        set32(bytes + 18 + 4 * size, ARRAY + MEMBER);
+        set32(bytes + 2 * MEMBER + 20 + 4 * size, ARRAY + MEMBER);
+    }
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "b.npy lies over others");
+}
+
+/* Members' names lose .npy, which not every archive has. */
+static void test_two_members_for_one_array(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    unsigned char bytes[1024];
+    tr_tensor_list *list = tr_list_new();
+    TR_CHECK(tr_list_add(list, "b", tr_zeros(TR_SHAPE(2))));
+    TR_CHECK(tr_list_add(list, "aaaaa", tr_zeros(TR_SHAPE(2))));
+    TR_CHECK(tr_npz_save(files_path("a.npz"), list));
+    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes), entry = (30 + 5 + 128 + 8) + (30 + 9 + 128 + 8);
+    memcpy(bytes + 30, "abcde", 5);
+    memcpy(bytes + entry + 46, "abcde", 5);
+    assert_non_null(tr_list_find(load_archive(bytes, n), "abcde"));
+    memcpy(bytes + 30, "aaaaa", 5);
+    memcpy(bytes + entry + 46, "aaaaa", 5);
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "two arrays named aaaaa");
 }
 
 static void test_how_much_an_archive_unpacks_to(void **state)
@@ -340,35 +406,35 @@ static void test_how_much_an_archive_unpacks_to(void **state)
     TR_CHECK(tr_status_of(tr_npz_load(path)));
 }
 
-/* A zip64 record counts whatever the end's fields hold, and without its locator they count, full ones, too. */
+/* Before the end stands a record of 64 bits, as in Python's large archives, and the end's own fields are given, or full. */
 static void test_ends_of_an_archive(void **state)
 {
     (void)state;
     TR_SCOPE;
-    unsigned char bytes[1024];
+    unsigned char bytes[1024], large[56] = "PK\6\6\x2c", locator[20] = "PK\6\7", end[22];
     tr_tensor *t = tr_randn(3, TR_SHAPE(3, 5));
     tr_tensor_list *list = tr_list_new();
     TR_CHECK(tr_list_add(list, "weight", t));
     TR_CHECK(tr_npz_save(files_path("a.npz"), list));
-    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes);
-    unsigned char *end = bytes + n - 22, *large = end - 20 - 56;
-    assert_memory_equal(large, "PK\6\6", 4);
-    memcpy(end + 8, large + 24, 2);
-    memcpy(end + 10, large + 32, 2);
-    memcpy(end + 12, large + 40, 4);
-    memcpy(end + 16, large + 48, 4);
-    tr_tensor_list *back = load_archive(bytes, n);
-    assert_int_equal(tr_status_of(back), TR_OK);
-    assert_same(t, tr_list_find(back, "weight"));
-
-    memmove(large, end, 22);
-    back = load_archive(bytes, n - 20 - 56);
-    assert_int_equal(tr_status_of(back), TR_OK);
-    assert_same(t, tr_list_find(back, "weight"));
-    memset(large + 8, 0xff, 4);
-    assert_failed(tr_status_of(load_archive(bytes, n - 20 - 56)), TR_FORMAT, "cannot have 65535 members");
-    memset(large + 12, 0xff, 8);
-    assert_failed(tr_status_of(load_archive(bytes, n - 20 - 56)), TR_FORMAT, "has no directory where its end says");
+    size_t n = read_file(files_path("a.npz"), bytes, sizeof bytes), at = n - sizeof end;
+    memcpy(end, bytes + at, sizeof end);
+    memcpy(large + 24, end + 8, 2);
+    memcpy(large + 32, end + 10, 2);
+    memcpy(large + 40, end + 12, 4);
+    memcpy(large + 48, end + 16, 4);
+    set32(locator + 8, (uint32_t)at);
+    locator[16] = 1;
+    memcpy(bytes + at, large, sizeof large);
+    memcpy(bytes + at + sizeof large, locator, sizeof locator);
+    for (int full = 0; full < 2; full++) {
+        if (full) memset(end + 8, 0xff, 12);
+        memcpy(bytes + at + sizeof large + sizeof locator, end, sizeof end);
+        const tr_tensor_list *back = load_archive(bytes, n + sizeof large + sizeof locator);
+        TR_CHECK(tr_status_of(back));
+        assert_same(t, tr_list_find(back, "weight"));
+    }
+    memcpy(bytes + at, end, sizeof end); /* full, without the record that they speak of */
+    assert_failed(tr_status_of(load_archive(bytes, n)), TR_FORMAT, "cannot be read as an .npz archive");
 }
 
 int main(void)
@@ -378,11 +444,13 @@ int main(void)
         cmocka_unit_test(test_versions_of_the_format),
         cmocka_unit_test(test_an_array_is_written_as_numpy_does),
         cmocka_unit_test(test_lists_come_back),
+        cmocka_unit_test(test_a_disk_that_is_full),
         cmocka_unit_test(test_what_numpy_has_not),
         cmocka_unit_test(test_headers),
         cmocka_unit_test(test_what_is_no_array),
         cmocka_unit_test(test_a_damaged_archive),
         cmocka_unit_test(test_what_an_archive_hides),
+        cmocka_unit_test(test_two_members_for_one_array),
         cmocka_unit_test(test_how_much_an_archive_unpacks_to),
         cmocka_unit_test(test_ends_of_an_archive),
     };
