@@ -6,7 +6,7 @@
 #ifndef TR_DATA_CONTENT_H
 #define TR_DATA_CONTENT_H
 
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 
 #include <trireme/data.h>
 

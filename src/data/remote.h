@@ -1,6 +1,6 @@
 /*
  * A worker process: makes batches for the thread of a loader that drives it. The process is started from the program's
- * executable (base/call.h), makes the dataset again, and waits at a socket. A request names the samples; the batch comes
+ * executable (base/process_call.h), makes the dataset again, and waits at a socket. A request names the samples; the batch comes
  * in memory that both map, of a size that is known beforehand for samples that are laid out alike and grows otherwise;
  * the answer says where in it what lies, what was skipped, or how it failed. A process that dies is an end of file.
  */
@@ -9,7 +9,7 @@
 
 #include "data/batch.h"
 
-#include "base/call.h"
+#include "base/process_call.h"
 
 typedef struct tr__remote {
     bool running;

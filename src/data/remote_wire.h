@@ -4,7 +4,7 @@
 
 #include "data/dataset.h"
 
-#include "base/place.h"
+#include "base/function_place.h"
 
 /* What the process is started with; the argument of make stands behind it. */
 typedef struct tr__remote_job {

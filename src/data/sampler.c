@@ -3,7 +3,7 @@
 
 #include "base/given.h"
 #include "base/rng.h"
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

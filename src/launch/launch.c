@@ -5,7 +5,7 @@
 #include "base/process.h"
 #include "launch/job.h"
 
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 
 #include <trireme/comm.h>
 

@@ -2,7 +2,7 @@
 
 #include "base/clock.h"
 #include "base/object.h"
-#include "launch/roll.h"
+#include "launch/roll_call.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -2,7 +2,7 @@
 #ifndef TR_LAUNCH_SPAWN_H
 #define TR_LAUNCH_SPAWN_H
 
-#include "base/call.h"
+#include "base/process_call.h"
 
 #include <trireme/launch.h>
 

@@ -2,8 +2,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/group.h"
-#include "comm/record.h"
+#include "comm/group/group.h"
+#include "comm/record/record.h"
 
 #include <stdlib.h>
 #include <string.h>

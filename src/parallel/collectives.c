@@ -1,6 +1,6 @@
 /* Collectives on tensors, outside the graph. */
 #include "comm/algo/schedule.h"
-#include "comm/work.h"
+#include "comm/work/work.h"
 #include "tensor/tensor.h"
 
 #include <trireme/parallel.h>

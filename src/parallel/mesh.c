@@ -1,7 +1,7 @@
 /* Meshes: the ranks of a world as a box whose edges are data, tensor and pipeline parallel. */
 #include "base/given.h"
-#include "comm/agree.h"
-#include "comm/group.h"
+#include "comm/group/agree.h"
+#include "comm/group/group.h"
 
 #include <trireme/parallel.h>
 

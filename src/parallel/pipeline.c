@@ -10,7 +10,7 @@
  */
 #include "autograd/engine.h"
 #include "base/given.h"
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 #include "nn/module.h"
 #include "parallel/workers.h"
 #include "parallel/ddp.h"

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/object.h"
-#include "comm/ranks_text.h"
+#include "comm/record/ranks_text.h"
 #include "tensor/checksum.h"
 
 #include <trireme/parallel.h>

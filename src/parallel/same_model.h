@@ -2,7 +2,7 @@
 #ifndef TR_PARALLEL_SAME_MODEL_H
 #define TR_PARALLEL_SAME_MODEL_H
 
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 
 #include <trireme/nn.h>
 #include <trireme/optim.h>

@@ -8,7 +8,7 @@
  * Slices of different layers would add up to a wrong sum without a word: the ranks compare a layer's sizes once, in the first
  * forward that talks to the group. A column layer whose output stays in slices has none, and leaves it to the row layer behind it.
  */
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 #include "nn/module.h"
 #include "tensor/numbers.h"
 

@@ -19,8 +19,8 @@
 #ifndef TR_RPC_AGENT_H
 #define TR_RPC_AGENT_H
 
-#include "comm/group.h"
-#include "comm/raw.h"
+#include "comm/group/group.h"
+#include "comm/group/raw.h"
 #include "rpc/frame.h"
 #include "rpc/rref_state.h"
 
@@ -171,7 +171,7 @@ typedef struct tr__rpc_page {
 
 struct tr_rpc {
     tr__object object;
-    tr_group *group; /* a twin of the program's (comm/raw.h) */
+    tr_group *group; /* a twin of the program's (comm/group/raw.h) */
     tr__raw_events raw_events;
     tr__recorder *_Atomic recorder; /* the twin's: what threads here wait for; NULL: it has none, or the agent has ended */
     atomic_int recording;   /* threads that use it */

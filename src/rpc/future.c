@@ -1,7 +1,7 @@
 #include "rpc/agent.h"
 
 #include "base/clock.h"
-#include "comm/futex.h"
+#include "base/futex.h"
 #include "tensor/list.h"
 
 #include <math.h>

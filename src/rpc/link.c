@@ -12,7 +12,7 @@
 #include "rpc/agent.h"
 
 #include "base/clock.h"
-#include "comm/futex.h"
+#include "base/futex.h"
 #include "comm/transport/shm_channel.h"
 
 #include <errno.h>

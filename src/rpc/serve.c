@@ -8,8 +8,8 @@
 #include "rpc/agent.h"
 
 #include "base/clock.h"
+#include "base/futex.h"
 #include "base/thread.h"
-#include "comm/futex.h"
 
 #include <sched.h>
 #include <stdlib.h>

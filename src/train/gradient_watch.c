@@ -1,7 +1,7 @@
 #include "train/gradient_watch.h"
 
 #include "base/log.h"
-#include "comm/ranks_text.h"
+#include "comm/record/ranks_text.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "parallel/ddp.h"

@@ -3,7 +3,7 @@
 #define TR_TRAIN_TRAINER_H
 
 #include "base/object.h"
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 #include "data/loader.h"
 #include "train/file_record.h"
 

@@ -3,7 +3,7 @@
 #include "fuzz.h"
 
 #include "base/launcher.h"
-#include "comm/environment.h"
+#include "comm/group/environment.h"
 
 static const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "TRIREME_STORE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST",

@@ -5,7 +5,7 @@
 /* fuzz: 2000, soak: 300000 */
 #include "fuzz.h"
 
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 #include "net/store/store.h"

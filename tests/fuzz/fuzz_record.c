@@ -3,7 +3,7 @@
 /* fuzz: 20000, soak: 300000 */
 #include "fuzz.h"
 
-#include "comm/record.h"
+#include "comm/record/record.h"
 
 enum { WORLD = 2, PEERS = 2, BYTES = sizeof(tr__record_header) + TR__RECORD_ENTRIES * sizeof(tr__record_entry) +
     PEERS * sizeof(tr__record_peer) };

@@ -3,7 +3,7 @@
 #include "fuzz.h"
 
 #include "comm/algo/choice.h"
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 #include "comm/transport/tcp.h"
 
 static const char *const texts[] = {

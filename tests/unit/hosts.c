@@ -1,6 +1,6 @@
 #include "hosts.h"
 
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 #include "net/store/store.h"
 #include "net/tls.h"
 

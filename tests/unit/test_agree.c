@@ -1,5 +1,5 @@
 /* What ranks must hold alike: differences are found on every rank, named, and shown with their values. */
-#include "comm/agree.h"
+#include "comm/group/agree.h"
 #include "comm_ranks.h"
 
 #include <trireme/data.h>

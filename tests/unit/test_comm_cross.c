@@ -6,7 +6,7 @@
  */
 #include "base/clock.h"
 #include "comm/backend/backend.h"
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/shm.h"
 #include "processes.h"
 

@@ -1,7 +1,7 @@
 /* Calls that do not match, bad arguments, ranks that leave or stay away, and memory that goes. */
 #include "base/clock.h"
 #include "comm/backend/backend.h"
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/shm.h"
 #include "comm_ranks.h"
 

@@ -1,6 +1,6 @@
 /* Sends and receives, and lists of works, with threads as ranks: any size, any order, both ways at once, beside
  * collectives; what does not match, and ranks that leave or stay away. */
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/shm_channel.h"
 #include "comm_ranks.h"
 

@@ -6,7 +6,7 @@
  * -seed=S repeats a try that was printed. ctest: serial timeout=180
  */
 #include "base/clock.h"
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 #include "comm_ranks.h"
 #include "hosts.h"
 #include "net/store/store.h"

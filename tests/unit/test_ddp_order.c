@@ -1,6 +1,6 @@
 /* DDP's buckets follow the order in which gradients become final, whatever the order in which parameters were registered. */
 #include "base/clock.h"
-#include "comm/record.h"
+#include "comm/record/record.h"
 #include "comm_ranks.h"
 
 #include <trireme/trireme.h>

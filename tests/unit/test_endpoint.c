@@ -5,7 +5,7 @@
  * ctest: serial
  */
 #include "base/clock.h"
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 #include "entries.h"

@@ -1,5 +1,5 @@
 /* The roll call of a job's launchers: whoever is missing, goes again or cannot take part is named on all nodes. */
-#include "launch/roll.h"
+#include "launch/roll_call.h"
 
 #include "base/clock.h"
 #include "base/object.h"

@@ -3,7 +3,7 @@
  * and what is concluded about ranks that wait.
  */
 #include "base/clock.h"
-#include "comm/record.h"
+#include "comm/record/record.h"
 #include "comm_ranks.h"
 
 #include <cjson/cJSON.h>

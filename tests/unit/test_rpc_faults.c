@@ -3,7 +3,7 @@
 #include "processes.h"
 
 #include "base/clock.h"
-#include "comm/record.h"
+#include "comm/record/record.h"
 #include "rpc/agent.h"
 
 #include <trireme/ops.h>

@@ -1,4 +1,4 @@
-/* tr_spawn, and the calls in other processes (base/call.h) that it stands on. */
+/* tr_spawn, and the calls in other processes (base/process_call.h) that it stands on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "base/call.h"
+#include "base/process_call.h"
 
 #include <trireme/comm.h>
 #include <trireme/launch.h>

@@ -1,5 +1,5 @@
 /* Groups over TCP with threads as ranks: every collective by every algorithm, and errors. */
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_trials.h"
 #include "together.h"

@@ -1,5 +1,5 @@
 /* Groups over TCP: a rank that comes late to a call, and with another one than the others. Threads as ranks. */
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_ranks.h"
 

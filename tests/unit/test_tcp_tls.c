@@ -2,7 +2,7 @@
  * Groups over TCP whose connections are encrypted: the same results, nothing readable on the wire, and who lacks the
  * token stays outside. Between two ranks stands a third party, who hears everything and may change it.
  */
-#include "comm/group.h"
+#include "comm/group/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_trials.h"
 #include "sockets.h"

@@ -1,11 +1,11 @@
 /*
- * A backend carries a group's collectives. The group (comm/group.c) checks the calls, puts them in order, and runs one
+ * A backend carries a group's collectives. The group (comm/group/group.c) checks the calls, puts them in order, and runs one
  * at a time, in the caller's thread or in its own; a backend sees only complete descriptors.
  */
 #ifndef TR_COMM_BACKEND_BACKEND_H
 #define TR_COMM_BACKEND_BACKEND_H
 
-#include "comm/recorder.h"
+#include "comm/record/recorder.h"
 
 #include <trireme/comm.h>
 

@@ -1,6 +1,6 @@
 #include "comm/backend/hierarchy.h"
 
-#include "comm/algo/wide.h"
+#include "comm/algo/wide_type.h"
 
 #include <stdlib.h>
 

@@ -9,7 +9,7 @@
  * Each element takes one way, so all ranks get the same bits. It is folded by its host's ranks in their order, and then
  * across the hosts as the table's algorithm does.
  */
-#include "comm/algo/wide.h"
+#include "comm/algo/wide_type.h"
 #include "comm/backend/hierarchy.h"
 
 #include <string.h>

@@ -5,7 +5,7 @@
  * f32, averages of i32 in i64 and of u8 in i32) are widened piece by piece, reduced by MPI in that type, and rounded once.
  * The order in which MPI folds is its own.
  */
-#include "comm/algo/wide.h"
+#include "comm/algo/wide_type.h"
 #include "comm/backend/mpi_group.h"
 
 #include <limits.h>

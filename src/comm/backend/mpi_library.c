@@ -7,7 +7,7 @@
 #include "base/launcher.h"
 #include "comm/algo/reduce.h"
 #include "comm/backend/mpi.h"
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 #include "net/tls.h"
 
 #include <ifaddrs.h>

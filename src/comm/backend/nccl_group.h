@@ -5,7 +5,7 @@
 #define TR_COMM_BACKEND_NCCL_GROUP_H
 
 #include "comm/backend/nccl_library.h"
-#include "comm/backend/polled.h"
+#include "comm/backend/polling_backend.h"
 #include "comm/collective.h"
 #include "device/device.h"
 

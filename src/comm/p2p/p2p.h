@@ -26,7 +26,7 @@
 
 #include "comm/transport/shm_channel.h"
 #include "comm/transport/tcp.h"
-#include "comm/work.h"
+#include "comm/work/work.h"
 
 enum { TR__P2P_ENVELOPE = 256, TR__P2P_CREDIT = 4 << 20 };
 

@@ -4,9 +4,9 @@
  * writes what the kernel takes, and a second thread, the reader, sleeps on the connections and does the rest.
  */
 #include "base/clock.h"
+#include "base/futex.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "comm/futex.h"
 #include "comm/p2p/p2p.h"
 
 #include <errno.h>

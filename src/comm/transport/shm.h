@@ -19,10 +19,10 @@
 #include "base/memory.h"
 #include "base/object.h"
 #include "comm/algo/hosts.h"
-#include "comm/raw.h"
+#include "comm/group/raw.h"
 #include "comm/collective.h"
-#include "comm/failure.h"
-#include "comm/rendezvous.h"
+#include "comm/transport/failure.h"
+#include "comm/join/rendezvous.h"
 #include "net/endpoint.h"
 
 #include <pthread.h>
@@ -205,7 +205,7 @@ typedef struct tr__shm {
     tr__failure *failure;        /* of the group */
     tr__failure_listener on_failure; /* from when the peers may know of us until we close */
 
-    const tr__raw_events *_Atomic raw; /* who hears of what the peers show, and of their end (comm/raw.h) */
+    const tr__raw_events *_Atomic raw; /* who hears of what the peers show, and of their end (comm/group/raw.h) */
 
     /* For the thread that runs a collective. */
     uint64_t steps;              /* taken by all collectives so far */

@@ -1,5 +1,5 @@
 /* Streams of bytes between two ranks, in shared memory. */
-#include "comm/futex.h"
+#include "base/futex.h"
 #include "comm/transport/shm_channel.h"
 
 #include <limits.h>

@@ -3,8 +3,8 @@
  * the peer may want this core; then sleeps on its own bell, after writing down who should ring it.
  */
 #include "base/clock.h"
+#include "base/futex.h"
 #include "base/log.h"
-#include "comm/futex.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 

@@ -19,11 +19,11 @@
 #include "base/object.h"
 #include "comm/algo/choice.h"
 #include "comm/algo/reduce.h"
-#include "comm/raw.h"
+#include "comm/group/raw.h"
 #include "comm/collective.h"
-#include "comm/failure.h"
+#include "comm/transport/failure.h"
 #include "comm/memory.h"
-#include "comm/rendezvous.h"
+#include "comm/join/rendezvous.h"
 #include "net/network.h"
 
 #include <pthread.h>
@@ -112,7 +112,7 @@ typedef struct tr__tcp {
     int kick;     /* eventfd: the group is broken, or a connection has come; under the lock. -1: nobody has slept yet */
     int wake;     /* the same for the thread that carries sends and receives, and that there are new ones */
     tr__tcp_mismatch mismatch; /* the monitor's: it breaks the group when nothing else is left to be read */
-    const tr__raw_events *_Atomic raw; /* who hears that a peer has gone (comm/raw.h) */
+    const tr__raw_events *_Atomic raw; /* who hears that a peer has gone (comm/group/raw.h) */
 
     tr__failure *failure;    /* of the group */
     tr__failure_listener on_failure;

@@ -1,6 +1,6 @@
 #include "comm/transport/tcp_flow.h"
 
-#include "comm/algo/wide.h"
+#include "comm/algo/wide_type.h"
 
 #include <errno.h>
 #include <poll.h>

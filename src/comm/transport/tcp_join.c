@@ -4,7 +4,7 @@
  * (net/network_connect.c). Meanwhile it checks that those it waits for are alive and still where their records say.
  */
 #include "base/clock.h"
-#include "comm/ranks_text.h"
+#include "comm/record/ranks_text.h"
 #include "comm/transport/tcp.h"
 
 #include <poll.h>
