@@ -2,7 +2,6 @@
 #include "comm/algo/choice.h"
 
 #include "base/object.h"
-#include "comm/collective.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #define TR_COMM_BACKEND_MPI_H
 
 #include "comm/backend/backend.h"
-#include "comm/group/environment.h"
+#include "comm/join/job_place.h"
 
 /* "Open MPI v4.1.4"; "no MPI" in a build without it. */
 const char *tr__mpi_name(void);

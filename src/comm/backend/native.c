@@ -3,6 +3,7 @@
  * on one host, over TCP when each is on a host of its own, else through both. A world of one needs neither.
  */
 #include "base/object.h"
+#include "comm/backend/backend.h"
 #include "comm/backend/hierarchy.h"
 #include "comm/p2p/p2p.h"
 

@@ -8,6 +8,7 @@
 #ifndef TR_COMM_BACKEND_POLLING_BACKEND_H
 #define TR_COMM_BACKEND_POLLING_BACKEND_H
 
+#include "comm/backend/backend.h"
 #include "comm/join/rendezvous.h"
 #include "comm/record/ranks_text.h"
 #include "comm/work/work.h"

@@ -5,23 +5,10 @@
 #include "comm/backend/mpi.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-tr_status tr__environment_number(const char *name, const char *text, int least, int most, int *number)
-{
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (!text[0] || *end) return tr__fail(TR_INVALID, "%s=%s is not a number", name, text);
-    if (errno || value < least || value > most)
-        return tr__fail(TR_INVALID, "%s=%s is not in %d … %d", name, text, least, most);
-    *number = (int)value;
-    return TR_OK;
-}
 
 /* A variable that must be there because another one is. */
 static tr_status need_variable(const char *name, const char *because, const char **text)

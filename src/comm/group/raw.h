@@ -8,22 +8,11 @@
 #define TR_COMM_GROUP_RAW_H
 
 #include "comm/record/recorder.h"
+#include "comm/transport/raw_events.h"
 #include "net/endpoint.h"
 #include "net/wire.h"
 
 #include <trireme/comm.h>
-
-/* From the threads of the monitors, which must not be kept waiting. */
-typedef struct tr__raw_events {
-    void *user;
-    /* Memory that another rank has shown can be held now. */
-    void (*shown)(void *user, int rank);
-    /* Memory that it has shown cannot be mapped here, with this thread's latest failure: it can never be held. */
-    void (*missed)(void *user, int rank);
-    /* It has died, or has left. More than once, maybe. by_memory: its memory's monitor says so, of a rank of this host; what the
-     * rank has shown is unmapped after this call, unless tr__raw_use() is in effect. */
-    void (*gone)(void *user, int rank, bool left, bool by_memory);
-} tr__raw_events;
 
 /* From now on; *events must live as long as the group. */
 void tr__raw_watch(tr_group *group, const tr__raw_events *events);

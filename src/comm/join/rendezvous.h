@@ -21,7 +21,7 @@
 #ifndef TR_COMM_JOIN_RENDEZVOUS_H
 #define TR_COMM_JOIN_RENDEZVOUS_H
 
-#include "comm/backend/backend.h"
+#include "comm/join/member.h"
 #include "net/endpoint.h"
 
 typedef struct tr__endpoint_record {

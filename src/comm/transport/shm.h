@@ -19,10 +19,10 @@
 #include "base/memory.h"
 #include "base/object.h"
 #include "comm/algo/hosts.h"
-#include "comm/group/raw.h"
 #include "comm/collective.h"
-#include "comm/transport/failure.h"
 #include "comm/join/rendezvous.h"
+#include "comm/transport/failure.h"
+#include "comm/transport/raw_events.h"
 #include "net/endpoint.h"
 
 #include <pthread.h>

@@ -19,11 +19,11 @@
 #include "base/object.h"
 #include "comm/algo/choice.h"
 #include "comm/algo/reduce.h"
-#include "comm/group/raw.h"
 #include "comm/collective.h"
-#include "comm/transport/failure.h"
-#include "comm/memory.h"
 #include "comm/join/rendezvous.h"
+#include "comm/memory.h"
+#include "comm/transport/failure.h"
+#include "comm/transport/raw_events.h"
 #include "net/network.h"
 
 #include <pthread.h>
