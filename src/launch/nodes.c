@@ -73,9 +73,9 @@ static tr_status agree_on_count(tr__nodes *n)
 
 static tr_status compare(const tr__nodes *n)
 {
-    const tr__node *first = &n->nodes[0];
+    const tr__node_facts *first = &n->nodes[0];
     for (int i = 1; i < n->count; i++) {
-        const tr__node *node = &n->nodes[i];
+        const tr__node_facts *node = &n->nodes[i];
         if (strcmp(node->version, first->version) != 0)
             return tr__fail(TR_MISMATCH, "launch: node %d (%s) has Trireme %s, node 0 (%s) has %s", i, node->host,
                 node->version, first->host, first->version);
@@ -103,7 +103,7 @@ static void number_ranks(tr__nodes *n)
 
 static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
 {
-    tr__node mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .min_ranks = o->min_ranks,
+    tr__node_facts mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .min_ranks = o->min_ranks,
         .program_bytes = size_of_program(o->argv[0]), .now_ns = tr__wall_ns()};
     snprintf(mine.version, sizeof mine.version, "%s", tr_version());
     gethostname(mine.host, sizeof mine.host - 1);
@@ -412,7 +412,7 @@ bool tr__nodes_begin_again(tr__nodes *n)
 
 void tr__nodes_shrink(tr__nodes *n, int rank)
 {
-    tr__node *node = &n->nodes[node_of(n, rank)];
+    tr__node_facts *node = &n->nodes[node_of(n, rank)];
     if (node->ranks > 1) node->ranks--;
     number_ranks(n);
 }

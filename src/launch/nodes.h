@@ -42,13 +42,13 @@ typedef struct tr__word {
 } tr__word;
 
 /* What a node tells of itself when they meet. */
-typedef struct tr__node {
+typedef struct tr__node_facts {
     int32_t ranks, max_restarts, min_ranks;
     int64_t program_bytes; /* the executable's */
     int64_t now_ns;        /* by its wall clock */
     char version[16];
     char host[TR__NODE_NAME];
-} tr__node;
+} tr__node_facts;
 
 typedef struct tr__nodes {
     int count, rank;
@@ -56,7 +56,7 @@ typedef struct tr__nodes {
     char host[256];         /* where node 0 serves the store */
     int port;
     int timeout_ms;         /* for the nodes to meet, and to part */
-    tr__node *nodes;        /* [count] */
+    tr__node_facts *nodes;  /* [count] */
     tr_store *store;
     tr_group *group;
     tr__word mine;

@@ -16,7 +16,7 @@ static void module_destroy(void *self)
     tr_module *module = self;
     if (module->release) module->release(module->state);
     for (int i = 0; i < module->count; i++) {
-        tr__member *member = &module->members[i];
+        tr__module_entry *member = &module->members[i];
         tr__unref(member->kind == TR__CHILD ? (void *)member->child : (void *)member->tensor);
         free(member->name);
     }
@@ -135,7 +135,7 @@ static tr_status check_name(const tr_module *module, const char *name, bool may_
     return TR_OK;
 }
 
-static tr_status append(tr_module *module, tr__member member, const char *name)
+static tr_status append(tr_module *module, tr__module_entry member, const char *name)
 {
     bool grown = tr__grow(&module->members, (size_t)module->count, &module->room, sizeof *module->members);
     member.name = grown ? strdup(name) : NULL;
@@ -154,7 +154,7 @@ static tr_status add_child(tr_module *parent, const char *name, tr_module *child
     if (contains(child, parent))
         return tr__fail(TR_INVALID, "%s: \"%s\" cannot be a part of it: it is a part of \"%s\", or the same module",
             parent->name, name, name);
-    TR__TRY(append(parent, (tr__member){.kind = TR__CHILD, .child = child}, name));
+    TR__TRY(append(parent, (tr__module_entry){.kind = TR__CHILD, .child = child}, name));
     tr__ref(child);
     return TR_OK;
 }
@@ -173,7 +173,7 @@ static tr_module *child_of(const tr_module *module, const char *name, size_t len
 {
     tr_module *found = NULL;
     for (int i = 0; i < module->count && !found; i++) {
-        const tr__member *m = &module->members[i];
+        const tr__module_entry *m = &module->members[i];
         if (m->kind != TR__CHILD) continue;
         if (!*m->name) found = child_of(m->child, name, length);
         else if (strlen(m->name) == length && memcmp(m->name, name, length) == 0) found = m->child;
@@ -200,7 +200,7 @@ static tr_status add_tensor(tr_module *module, const char *name, tr_tensor *tens
         tr_status status = tr_status_of(tr_require_grad(tensor));
         if (status != TR_OK) return tr__fail_context(status, "%s: \"%s\"", module->name, name);
     }
-    TR__TRY(append(module, (tr__member){.kind = parameter ? TR__PARAMETER : TR__BUFFER, .tensor = tensor}, name));
+    TR__TRY(append(module, (tr__module_entry){.kind = parameter ? TR__PARAMETER : TR__BUFFER, .tensor = tensor}, name));
     tr__ref(tensor);
     return TR_OK;
 }
@@ -243,7 +243,7 @@ static tr_status stop_at(tr__walk *walk, tr_module *module)
 const char *tr__path_root(const tr_module *root, const char *path)
 {
     if (*path < '0' || *path > '9') return "";
-    const tr__member *first = root->members;
+    const tr__module_entry *first = root->members;
     for (; root->count == 1 && first->kind == TR__CHILD && !*first->name; first = root->members) root = first->child;
     return root->name;
 }

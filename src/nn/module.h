@@ -9,14 +9,14 @@
 
 #include <trireme/nn.h>
 
-typedef struct tr__member {
+typedef struct tr__module_entry {
     enum { TR__CHILD, TR__PARAMETER, TR__BUFFER } kind;
     char *name;
     union {
         tr_module *child; /* a reference */
         tr_tensor *tensor; /* a reference */
     };
-} tr__member;
+} tr__module_entry;
 
 /* How a module runs: in which mode, and what its dropouts draw from. */
 typedef struct tr__mode {
@@ -37,7 +37,7 @@ struct tr_module {
     int n_outputs;
     tr_tensor *(*layer)(tr_module *self, tr_tensor *x); /* what forward calls, of tr__layer_new()'s */
     void (*release)(void *state);      /* NULL, or gives back what state holds; run when the last reference goes */
-    tr__member *members;               /* in the order they were added */
+    tr__module_entry *members;         /* in the order they were added */
     int count;
     size_t room;
     tr__mode mode;                     /* its own: see tr__mode_of() */
@@ -51,7 +51,7 @@ extern const tr__type tr__module_type;
  * order they were added. What stands in several places is visited in each. A failure ends the walk. */
 typedef struct tr__walk {
     tr_status (*module)(struct tr__walk *walk, tr_module *module);           /* or NULL */
-    tr_status (*tensor)(struct tr__walk *walk, const tr__member *member);    /* or NULL */
+    tr_status (*tensor)(struct tr__walk *walk, const tr__module_entry *member); /* or NULL */
     void *user;
     char *path; /* of what is visited: "h.0.attn"; "" for the root */
     size_t length, capacity;

@@ -39,7 +39,7 @@ static tr_status note(copying *c, const void *from, void *to)
 }
 
 /* A parameter becomes a leaf on the device; a buffer stays itself where it is there already, else it is copied. */
-static tr_status copy_tensor(copying *c, const tr_module *module, const tr__member *member, tr_tensor **out)
+static tr_status copy_tensor(copying *c, const tr_module *module, const tr__module_entry *member, tr_tensor **out)
 {
     tr_tensor *from = member->tensor;
     *out = known(c, from);
@@ -78,8 +78,8 @@ static tr_status copy_module(copying *c, const tr_module *module, tr_module **ou
     if (!copy->members) return tr__fail(TR_NO_MEMORY, "out of memory for a replica");
     copy->room = (size_t)module->count;
     for (int i = 0; i < module->count; i++) {
-        const tr__member *member = &module->members[i];
-        tr__member mine = {.kind = member->kind};
+        const tr__module_entry *member = &module->members[i];
+        tr__module_entry mine = {.kind = member->kind};
         if (member->kind == TR__CHILD)
             TR__TRY(copy_module(c, member->child, &mine.child));
         else

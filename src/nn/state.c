@@ -32,7 +32,7 @@ static tr_status walk_members(tr__walk *walk, tr_module *module)
     TR__TRY(tr_status_of(module));
     if (walk->module) TR__TRY(walk->module(walk, module));
     for (int i = 0; i < module->count; i++) {
-        const tr__member *member = &module->members[i];
+        const tr__module_entry *member = &module->members[i];
         size_t back = walk->length;
         TR__TRY(enter(walk, member->name));
         if (member->kind == TR__CHILD)
@@ -62,7 +62,7 @@ typedef struct collection {
     bool buffers;
 } collection;
 
-static tr_status collect(tr__walk *walk, const tr__member *member)
+static tr_status collect(tr__walk *walk, const tr__module_entry *member)
 {
     collection *c = walk->user;
     if (member->kind == TR__BUFFER && !c->buffers) return TR_OK;
@@ -219,7 +219,7 @@ tr_status tr_eval(tr_module *module)
     return tr__module_walk(module, &(tr__walk){.module = set_mode, .user = &(bool){true}});
 }
 
-static tr_status freeze(tr__walk *walk, const tr__member *member)
+static tr_status freeze(tr__walk *walk, const tr__module_entry *member)
 {
     bool frozen = *(const bool *)walk->user;
     if (member->kind != TR__PARAMETER) return TR_OK;

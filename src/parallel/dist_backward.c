@@ -27,7 +27,7 @@
 /* What a message's answer is for. */
 typedef struct token {
     tr_dist_context *context; /* references */
-    tr__part *part;
+    tr__dist_part *part;
     tr__marking *marking;
     bool counted; /* in outstanding */
 } token;
@@ -40,7 +40,7 @@ static void free_item(tr__item *it)
     free(it);
 }
 
-void tr__dist_part_unref(tr__part *p)
+void tr__dist_part_unref(tr__dist_part *p)
 {
     if (!p || atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1) return;
     if (p->engine) (void)!tr__backward_free(p->engine, TR_CANCELLED);
@@ -68,7 +68,7 @@ tr_status tr__part_no_memory(void)
 
 static tr_status take_leaf(void *user, tr_tensor *leaf, tr_tensor *grad, tr_tensor **sum)
 {
-    tr_dist_context *c = ((tr__part *)user)->context;
+    tr_dist_context *c = ((tr__dist_part *)user)->context;
     pthread_mutex_lock(&c->lock);
     tr_status status = tr__dist_grads_add(&c->grads, leaf, grad, sum);
     pthread_mutex_unlock(&c->lock);
@@ -77,12 +77,12 @@ static tr_status take_leaf(void *user, tr_tensor *leaf, tr_tensor *grad, tr_tens
 
 static tr_tensor *get_gradient(void *user, const tr_tensor *leaf)
 {
-    return tr_dist_grad(((tr__part *)user)->context, leaf);
+    return tr_dist_grad(((tr__dist_part *)user)->context, leaf);
 }
 
 static tr_status put_gradient(void *user, tr_tensor *leaf, tr_tensor *grad)
 {
-    tr_dist_context *c = ((tr__part *)user)->context;
+    tr_dist_context *c = ((tr__dist_part *)user)->context;
     tr_tensor *kept;
     pthread_mutex_lock(&c->lock);
     tr_tensor *there = tr__dist_grads_find(c->grads, leaf);
@@ -93,7 +93,7 @@ static tr_status put_gradient(void *user, tr_tensor *leaf, tr_tensor *grad)
 
 static tr_status complete_leaf(void *user, tr_tensor *leaf)
 {
-    tr_dist_context *c = ((tr__part *)user)->context;
+    tr_dist_context *c = ((tr__dist_part *)user)->context;
     pthread_mutex_lock(&c->lock);
     tr__dist_early *early = c->early;
     tr_tensor *gradient = early ? tr__dist_grads_find(c->grads, leaf) : NULL;
@@ -108,7 +108,7 @@ static tr_status complete_leaf(void *user, tr_tensor *leaf)
 }
 
 /* What this node stands for in the context; NULL: it is of another one. */
-static const tr__dist_received *received_by(const tr__part *p, const tr__node *node)
+static const tr__dist_received *received_by(const tr__dist_part *p, const tr__node *node)
 {
     const tr__dist_received *r = node->attrs;
     if (tr__dist_context_is(p->context, r->context)) return r;
@@ -119,7 +119,7 @@ static const tr__dist_received *received_by(const tr__part *p, const tr__node *n
 
 static tr_status enter_received(void *user, const tr__node *node)
 {
-    tr__part *p = user;
+    tr__dist_part *p = user;
     const tr__dist_received *r = received_by(p, node);
     if (!r) return TR_STATE;
     pthread_mutex_lock(&p->context->lock);
@@ -134,7 +134,7 @@ static tr_status enter_received(void *user, const tr__node *node)
 /* Nothing fails, as a program may mean it: what a frozen part of the model at another worker gave, say. */
 static void tell_of_graph_left(void *user, const tr__node *node)
 {
-    tr__dist *dist = ((tr__part *)user)->context->dist;
+    tr__dist *dist = ((tr__dist_part *)user)->context->dist;
     if (atomic_exchange(&dist->told_of_graph_left, true)) return;
     tr__log(TR_LOG_WARN, "distributed autograd: on worker %d an input of \"%s\" came from another worker in a call outside the context: "
         "its graph stayed there, and parameters behind it get no gradient. Make the context (TR_DIST_CONTEXT) before the calls that "
@@ -145,9 +145,9 @@ static void tell_of_graph_left(void *user, const tr__node *node)
 static tr_status leave_received(void *user, const tr__node *node, tr_tensor *const *grads);
 
 /* A part of a pass, with a reference for the context. */
-tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain)
+tr__dist_part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain)
 {
-    tr__part *p = calloc(1, sizeof *p);
+    tr__dist_part *p = calloc(1, sizeof *p);
     if (p) {
         atomic_init(&p->refs, 1);
         p->context = c;
@@ -167,16 +167,16 @@ tr__part *tr__part_new(tr_dist_context *c, int64_t pass, bool smart, bool retain
     return NULL;
 }
 
-tr__part *tr__part_ref(tr__part *p)
+tr__dist_part *tr__part_ref(tr__dist_part *p)
 {
     atomic_fetch_add_explicit(&p->refs, 1, memory_order_relaxed);
     return p;
 }
 
-tr__part *tr__part_of(tr_dist_context *c)
+tr__dist_part *tr__part_of(tr_dist_context *c)
 {
     pthread_mutex_lock(&c->lock);
-    tr__part *p = c->part ? tr__part_ref(c->part) : NULL;
+    tr__dist_part *p = c->part ? tr__part_ref(c->part) : NULL;
     pthread_mutex_unlock(&c->lock);
     return p;
 }
@@ -184,7 +184,7 @@ tr__part *tr__part_of(tr_dist_context *c)
 /* ---- How a part ends --------------------------------------------------------------------------------------------- */
 
 /* Under the lock: it is over, and the caller answers the parent when it has left the lock. */
-static void *end_locked(tr__part *p, tr_status status)
+static void *end_locked(tr__dist_part *p, tr_status status)
 {
     p->over = true;
     if (status != TR_OK) {
@@ -197,14 +197,14 @@ static void *end_locked(tr__part *p, tr_status status)
     return parent;
 }
 
-static void answer(const tr__part *p, void *call, tr_status status, const char *text)
+static void answer(const tr__dist_part *p, void *call, tr_status status, const char *text)
 {
     const tr__dist_port *port = &p->context->dist->port;
     if (call) port->answer(port->user, call, status, text);
 }
 
 /* Frees the engine of a failed part, when no thread is in it. */
-static void drop_engine(tr__part *p)
+static void drop_engine(tr__dist_part *p)
 {
     pthread_mutex_lock(&p->context->lock);
     bool ours = p->engine && p->over && !p->running && !p->interrupting;
@@ -220,7 +220,7 @@ static void drop_engine(tr__part *p)
 }
 
 /* A hook's ending may wait for workers that wait for us. */
-static void interrupt(tr__part *p)
+static void interrupt(tr__dist_part *p)
 {
     tr__backward_cancel(p->engine, tr__fail_stored(p->error));
     pthread_mutex_lock(&p->context->lock);
@@ -229,7 +229,7 @@ static void interrupt(tr__part *p)
 }
 
 /* Ends the part with this thread's latest failure. */
-void tr__part_fail(tr__part *p, tr_status status)
+void tr__part_fail(tr__dist_part *p, tr_status status)
 {
     pthread_mutex_lock(&p->context->lock);
     bool first = !p->over, waits = first && p->finishing;
@@ -241,13 +241,13 @@ void tr__part_fail(tr__part *p, tr_status status)
     if (first) drop_engine(p);
 }
 
-static bool complete(const tr__part *p)
+static bool complete(const tr__dist_part *p)
 {
     return p->finished && !p->over && !p->running && !p->first && !p->outstanding;
 }
 
 /* Ends the part when all is done. It may fail meanwhile, at its deadline: then somebody may wait for its engine to go. */
-static void end_when_complete(tr__part *p)
+static void end_when_complete(tr__dist_part *p)
 {
     tr_dist_context *c = p->context;
     pthread_mutex_lock(&c->lock);
@@ -281,7 +281,7 @@ tr__item *tr__part_item(int kind, const int64_t *numbers, int n_numbers)
 }
 
 /* Under the lock. */
-void tr__part_push(tr__part *p, tr__item *it)
+void tr__part_push(tr__dist_part *p, tr__item *it)
 {
     *p->last = it;
     p->last = &it->next;
@@ -290,7 +290,7 @@ void tr__part_push(tr__part *p, tr__item *it)
 /* ---- Messages that go out ---------------------------------------------------------------------------------------- */
 
 /* When all marks are answered, the one that caused them is; the root goes on, in its own thread. */
-static void mark_answered(tr__part *p, tr__marking *m)
+static void mark_answered(tr__dist_part *p, tr__marking *m)
 {
     pthread_mutex_lock(&p->context->lock);
     bool done = --m->waiting == 0;
@@ -311,7 +311,7 @@ static void mark_answered(tr__part *p, tr__marking *m)
 void tr__dist_answered(void *t, tr_status status, const char *text)
 {
     token *k = t;
-    tr__part *p = k->part;
+    tr__dist_part *p = k->part;
     if (status != TR_OK) tr__part_fail(p, tr__fail(status, "%s", text));
     if (k->counted) {
         pthread_mutex_lock(&k->context->lock);
@@ -326,7 +326,7 @@ void tr__dist_answered(void *t, tr_status status, const char *text)
 }
 
 /* Sends a message of this pass. counted: the part is not done before the answer. */
-static tr_status send(tr__part *p, int to, tr__dist_message *message, tr__marking *m, bool counted)
+static tr_status send(tr__dist_part *p, int to, tr__dist_message *message, tr__marking *m, bool counted)
 {
     token *k = malloc(sizeof *k);
     if (!k) return tr__part_no_memory();
@@ -346,7 +346,7 @@ static tr_status send(tr__part *p, int to, tr__dist_message *message, tr__markin
 
 /* The gradients of what a worker sent go back; none: there are none. Whom this part knows to be engaged does not end
  * before it has them: only others are waited for. */
-static tr_status send_gradients(tr__part *p, int to, int64_t number, tr_tensor *const *grads, int n)
+static tr_status send_gradients(tr__dist_part *p, int to, int64_t number, tr_tensor *const *grads, int n)
 {
     bool engaged = to == p->context->id.worker || to == p->parent_worker;
     tr__dist_message message = {.kind = TR__DIST_GRADIENT, .numbers = &number, .n_numbers = 1, .gradients = grads,
@@ -356,7 +356,7 @@ static tr_status send_gradients(tr__part *p, int to, int64_t number, tr_tensor *
 
 static tr_status leave_received(void *user, const tr__node *node, tr_tensor *const *grads)
 {
-    tr__part *p = user;
+    tr__dist_part *p = user;
     const tr__dist_received *r = received_by(p, node);
     if (!r) return TR_STATE;
     bool any = false;
@@ -366,7 +366,7 @@ static tr_status leave_received(void *user, const tr__node *node, tr_tensor *con
 
 /* ---- Taking part ------------------------------------------------------------------------------------------------- */
 
-static tr_status expect_sent(tr__part *p, tr__dist_sent *s)
+static tr_status expect_sent(tr__dist_part *p, tr__dist_sent *s)
 {
     s->pass = p->pass;
     s->arrived = false;
@@ -374,7 +374,7 @@ static tr_status expect_sent(tr__part *p, tr__dist_sent *s)
     return TR_OK;
 }
 
-static tr_status expect_roots(tr__part *p)
+static tr_status expect_roots(tr__dist_part *p)
 {
     for (int i = 0; i < p->n_roots; i++) TR__TRY(tr__backward_expect(p->engine, tr__edge_to(p->roots[i])));
     return TR_OK;
@@ -399,7 +399,7 @@ static bool received_at(tr_dist_context *c, int64_t i, tr__dist_recv *out)
 }
 
 /* Tells workers that were sent something, and sent back nothing with a gradient, to start. */
-static tr_status start_silent(tr__part *p, int64_t n_sent)
+static tr_status start_silent(tr__dist_part *p, int64_t n_sent)
 {
     tr_dist_context *c = p->context;
     int64_t *numbers = malloc(((size_t)n_sent + 1) * sizeof *numbers);
@@ -419,7 +419,7 @@ static tr_status start_silent(tr__part *p, int64_t n_sent)
 }
 
 /* FAST: everything that was sent takes part. */
-static tr_status engage(tr__part *p)
+static tr_status engage(tr__dist_part *p)
 {
     tr_dist_context *c = p->context;
     pthread_mutex_lock(&c->lock);
@@ -440,7 +440,7 @@ static tr_status engage(tr__part *p)
 }
 
 /* Marks everything that was found on the way, each worker by one message. */
-static tr_status send_marks(tr__part *p, tr__marking *m)
+static tr_status send_marks(tr__dist_part *p, tr__marking *m)
 {
     int64_t *numbers = malloc(((size_t)p->n_found + 1) * sizeof *numbers);
     if (!numbers) return tr__part_no_memory();
@@ -458,7 +458,7 @@ static tr_status send_marks(tr__part *p, tr__marking *m)
 }
 
 /* SMART: marks walk on; the root's begin at its roots. */
-static tr_status mark(tr__part *p, const tr__item *it)
+static tr_status mark(tr__dist_part *p, const tr__item *it)
 {
     if (!it->marking->call) TR__TRY(expect_roots(p));
     for (int i = 0; i < it->n_numbers; i++) {
@@ -483,7 +483,7 @@ static tr_status check_gradients(const tr__dist_sent *s, tr_tensor *const *gradi
     return TR_OK;
 }
 
-static tr_status arrive_gradients(tr__part *p, const tr__item *it)
+static tr_status arrive_gradients(tr__dist_part *p, const tr__item *it)
 {
     tr__dist_sent *s = sent_at(p->context, it->numbers[0]);
     if (!s) return tr__fail(TR_FORMAT, "backward: a gradient for number %" PRId64 ", which was never sent", it->numbers[0]);
@@ -499,7 +499,7 @@ static tr_status arrive_gradients(tr__part *p, const tr__item *it)
     return TR_OK;
 }
 
-static tr_status process(tr__part *p, const tr__item *it)
+static tr_status process(tr__dist_part *p, const tr__item *it)
 {
     switch (it->kind) {
     case TR__ENGAGE: return engage(p);
@@ -518,7 +518,7 @@ static tr_status process(tr__part *p, const tr__item *it)
 
 /* The next item; NULL, and p->finishing is set: the graph here has been gone through, and no more can come. Under the lock.
  * False: there is nothing to do. */
-static bool next_task(tr__part *p, tr__item **it)
+static bool next_task(tr__dist_part *p, tr__item **it)
 {
     *it = p->first;
     if (*it && !(p->first = (*it)->next)) p->last = &p->first;
@@ -529,7 +529,7 @@ static bool next_task(tr__part *p, tr__item **it)
 /* Takes items out, unless another thread is at it: then that one does. When the part is over, only marks are answered. What hooks
  * have left for the end may wait for others, so it is done here, by a thread that may wait, and before the answers of those whom
  * this part has engaged: they may be the others. */
-void tr__part_drain(tr__part *p)
+void tr__part_drain(tr__dist_part *p)
 {
     tr_dist_context *c = p->context;
     tr__item *it;
@@ -576,7 +576,7 @@ static tr__item *item_of(const tr__dist_message *m, void *call)
 }
 
 /* Under the lock: the part that the message is for, made when it is the first of its pass. */
-static tr_status part_for(tr_dist_context *c, const tr__dist_message *m, tr__part **part, tr__part **replaced)
+static tr_status part_for(tr_dist_context *c, const tr__dist_message *m, tr__dist_part **part, tr__dist_part **replaced)
 {
     if (c->part && c->part->pass == m->pass) {
         *part = tr__part_ref(c->part);
@@ -586,7 +586,7 @@ static tr_status part_for(tr_dist_context *c, const tr__dist_message *m, tr__par
     if (m->pass <= c->aborted || m->pass < c->passes) return tr__fail(TR_CANCELLED, "backward: it has been ended");
     if (c->id.worker == c->dist->port.self)
         return tr__fail(TR_FORMAT, "backward: a message of pass %" PRId64 ", but %" PRId64 " have begun", m->pass, c->passes);
-    tr__part *p = tr__part_new(c, m->pass, m->smart, m->retain);
+    tr__dist_part *p = tr__part_new(c, m->pass, m->smart, m->retain);
     if (!p) return TR_NO_MEMORY;
     *replaced = c->part;
     c->part = p;
@@ -599,7 +599,7 @@ static tr_status part_for(tr_dist_context *c, const tr__dist_message *m, tr__par
 static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message *m, void *call, bool *later)
 {
     tr__item *it = item_of(m, call), *first = tr__part_item(TR__ENGAGE, NULL, 0);
-    tr__part *p = NULL, *replaced = NULL;
+    tr__dist_part *p = NULL, *replaced = NULL;
     tr_status status = it && first ? TR_OK : TR_NO_MEMORY;
     pthread_mutex_lock(&c->lock);
     if (status == TR_OK) status = part_for(c, m, &p, &replaced);
@@ -689,7 +689,7 @@ void tr__dist_handle(tr__dist *dist, int from, const tr__dist_message *m, void *
 
 void tr__dist_part_fail(tr_dist_context *c, tr_status status, const char *text)
 {
-    tr__part *p = tr__part_of(c);
+    tr__dist_part *p = tr__part_of(c);
     if (p) tr__part_fail(p, tr__fail(status, "%s", text));
     tr__dist_part_unref(p);
 }
@@ -699,7 +699,7 @@ void tr__dist_unsends(tr_dist_context *c, int64_t first, int64_t count)
 {
     tr_status status = TR_OK;
     pthread_mutex_lock(&c->lock);
-    tr__part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
+    tr__dist_part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
     for (int64_t i = first; i < first + count && i < c->n_sent; i++) {
         tr__item *none = p ? tr__part_item(TR__GRADIENT, &i, 1) : NULL;
         c->sent[i]->unsent = c->sent[i]->answered = true;
@@ -716,7 +716,7 @@ void tr__dist_unsends(tr_dist_context *c, int64_t first, int64_t count)
 void tr__dist_part_late(tr_dist_context *c, const tr__dist_received *received)
 {
     pthread_mutex_lock(&c->lock);
-    tr__part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
+    tr__dist_part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
     pthread_mutex_unlock(&c->lock);
     tr_status status = p ? send_gradients(p, (int)received->from, received->number, NULL, 0) : TR_OK;
     if (status != TR_OK) tr__part_fail(p, status);

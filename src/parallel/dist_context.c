@@ -221,7 +221,7 @@ void tr__dist_context_release(tr_dist_context *c)
     tr__dist_part_fail(c, TR_CANCELLED, "the context was ended");
     const tr__dist_port *port = &c->dist->port;
     tr__dist_message message = {.kind = TR__DIST_RELEASE, .context = c->id};
-    tr__part *p = tr__part_of(c);
+    tr__dist_part *p = tr__part_of(c);
     if (p && p->error) { /* this may overtake the message that aborts the backward */
         message.pass = p->pass;
         message.status = p->error->status;

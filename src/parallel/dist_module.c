@@ -191,7 +191,7 @@ static tr_status gather_remote(tr__walk *walk, tr_module *module)
     return note_seen(g, module);
 }
 
-static tr_status gather_here(tr__walk *walk, const tr__member *member)
+static tr_status gather_here(tr__walk *walk, const tr__module_entry *member)
 {
     gathering *g = walk->user;
     if (member->kind != TR__PARAMETER || seen_before(g, member->tensor)) return TR_OK;

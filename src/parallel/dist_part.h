@@ -54,22 +54,22 @@ typedef struct tr__dist_part {
     tr__item *first, **last;
     tr__error *error;  /* why it failed */
     pthread_cond_t ended; /* or, at the root, marked */
-} tr__part;
+} tr__dist_part;
 
 /* A part of a pass, with a reference of the caller's; NULL without memory. */
-tr__part *tr__part_new(tr_dist_context *context, int64_t pass, bool smart, bool retain);
-tr__part *tr__part_ref(tr__part *part);
+tr__dist_part *tr__part_new(tr_dist_context *context, int64_t pass, bool smart, bool retain);
+tr__dist_part *tr__part_ref(tr__dist_part *part);
 /* That of the context's latest backward here, with a reference of the caller's; NULL: there was none. */
-tr__part *tr__part_of(tr_dist_context *context);
+tr__dist_part *tr__part_of(tr_dist_context *context);
 tr_status tr__part_no_memory(void);
 /* Ends the part with this thread's latest failure, unless it is over. */
-void tr__part_fail(tr__part *part, tr_status status);
+void tr__part_fail(tr__dist_part *part, tr_status status);
 
 /* For the inbox. NULL without memory. */
 tr__item *tr__part_item(int kind, const int64_t *numbers, int n_numbers);
 /* Under the context's lock. */
-void tr__part_push(tr__part *part, tr__item *item);
+void tr__part_push(tr__dist_part *part, tr__item *item);
 /* Takes items out of the inbox, unless another thread is at it: then that one does. */
-void tr__part_drain(tr__part *part);
+void tr__part_drain(tr__dist_part *part);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-static tr_status take_roots(tr__part *p, tr_tensor *const *roots, tr_tensor *const *gradients, int n)
+static tr_status take_roots(tr__dist_part *p, tr_tensor *const *roots, tr_tensor *const *gradients, int n)
 {
     p->roots = calloc((size_t)n, sizeof(tr_tensor *));
     p->root_gradients = calloc((size_t)n, sizeof(tr_tensor *));
@@ -20,7 +20,7 @@ static tr_status take_roots(tr__part *p, tr_tensor *const *roots, tr_tensor *con
 }
 
 /* What the root's inbox begins with. */
-static tr_status fill_inbox(tr__part *p)
+static tr_status fill_inbox(tr__dist_part *p)
 {
     tr__item *begin = tr__part_item(p->smart ? TR__MARK : TR__ENGAGE, NULL, 0);
     tr__item *roots = tr__part_item(TR__ROOTS, NULL, 0);
@@ -46,7 +46,7 @@ tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor 
     bool retain, int64_t deadline_ns)
 {
     pthread_mutex_lock(&c->lock);
-    tr__part *old = c->part, *p = NULL;
+    tr__dist_part *old = c->part, *p = NULL;
     tr_status status = TR_OK;
     if (old && !old->over) status = tr__fail(TR_STATE, "backward: one is under way in this context");
     if (status == TR_OK) p = tr__part_new(c, c->passes + 1, smart, retain);
@@ -69,7 +69,7 @@ tr_status tr__dist_begin(tr_dist_context *c, tr_tensor *const *roots, tr_tensor 
 }
 
 /* Under the lock: how many gradients of what went out have not come; *first: the worker of the first of them, else -1. */
-static int count_missing(const tr__part *p, int *first)
+static int count_missing(const tr__dist_part *p, int *first)
 {
     const tr_dist_context *c = p->context;
     int missing = 0;
@@ -91,7 +91,7 @@ int tr__dist_awaited(tr_dist_context *c)
 }
 
 /* Why it takes so long. */
-static tr_status fail_late(tr__part *p, int timeout_ms)
+static tr_status fail_late(tr__dist_part *p, int timeout_ms)
 {
     tr_dist_context *c = p->context;
     int at;
@@ -106,7 +106,7 @@ static tr_status fail_late(tr__part *p, int timeout_ms)
 }
 
 /* Under the lock: the root's gradients are to go out. */
-static bool is_marked(const tr__part *p)
+static bool is_marked(const tr__dist_part *p)
 {
     return !p->over && !p->running && p->first;
 }
@@ -129,13 +129,13 @@ bool tr__dist_marked(tr_dist_context *c)
 
 void tr__dist_continue(tr_dist_context *c)
 {
-    tr__part *p = tr__part_of(c);
+    tr__dist_part *p = tr__part_of(c);
     tr__part_drain(p);
     tr__dist_part_unref(p);
 }
 
 /* Waits until the part is over; false at the deadline. */
-static bool wait_over(tr__part *p, int64_t deadline_ns)
+static bool wait_over(tr__dist_part *p, int64_t deadline_ns)
 {
     pthread_mutex_t *lock = &p->context->lock;
     bool in_time = true;
@@ -156,7 +156,7 @@ static bool wait_over(tr__part *p, int64_t deadline_ns)
 
 tr_status tr__dist_await(tr_dist_context *c, int timeout_ms)
 {
-    tr__part *p = tr__part_of(c);
+    tr__dist_part *p = tr__part_of(c);
     int64_t deadline_ns = p->sink.deadline_ns ? p->sink.deadline_ns : tr__now_ns() + (int64_t)timeout_ms * 1000000;
     if (!wait_over(p, deadline_ns)) tr__part_fail(p, fail_late(p, timeout_ms));
     if (p->error) { /* the others end their parts, too */

@@ -39,7 +39,7 @@ static tr_status say_module(tr__walk *walk, tr_module *module)
     return *walk->path ? say_part(walk, tr_module_name(module), module->detail ? module->detail : "") : TR_OK;
 }
 
-static tr_status say_tensor(tr__walk *walk, const tr__member *member)
+static tr_status say_tensor(tr__walk *walk, const tr__module_entry *member)
 {
     const tr_tensor *t = member->tensor;
     char kind[192];

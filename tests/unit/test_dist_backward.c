@@ -515,7 +515,7 @@ static void a_context_that_ends_tells_why_its_backward_failed(void **state)
         tr__dist_context_release(p.contexts[0]);
         deliver_with(&net, 1);
         for (int i = 0; i < 3; i++) {
-            tr__part *part = tr__part_of(p.contexts[i]);
+            tr__dist_part *part = tr__part_of(p.contexts[i]);
             if (part && part->error) {
                 if (part->error->status != TR_TIMEOUT && !strstr(part->error->message, "is over on worker"))
                     fail_msg("seed %d, worker %d: %s", (int)seed, i, part->error->message);

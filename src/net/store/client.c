@@ -86,7 +86,7 @@ static void on_closed(uv_handle_t *handle)
 {
     tr__client *c = handle->data;
     if (--c->open_handles > 0) return;
-    tr__value_unref(c->sending);
+    tr__map_value_unref(c->sending);
     tr__tls_free(c->tls);
     free(c->bytes);
     free(c);
@@ -136,7 +136,7 @@ static void on_written(uv_write_t *write, int error)
         return;
     }
     if (c->tls) tr__tls_sent(c->tls);
-    tr__value_unref(c->sending);
+    tr__map_value_unref(c->sending);
     c->sending = NULL;
     if (error || c->state == TR__CLIENT_REFUSED) {
         tr__client_close(c);
@@ -182,7 +182,7 @@ static void send_more(tr__client *c)
     if (uv_write(&c->write, (uv_stream_t *)&c->tcp, buffers, count, on_written) != 0) tr__client_close(c);
 }
 
-void tr__client_reply(tr__client *c, tr__frame_code code, tr__value *value)
+void tr__client_reply(tr__client *c, tr__frame_code code, tr__map_value *value)
 {
     tr__frame frame = {.type = TR__FRAME_REPLY, .code = code};
     if (value) {

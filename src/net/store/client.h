@@ -42,7 +42,7 @@ struct tr__server {
     int new_count, new_most; /* strangers and those that greet; how many there may be */
     int refusals;
     tr__origins origins; /* of the strangers */
-    tr__value *name;  /* random, for clients that come again to know this server by */
+    tr__map_value *name;  /* random, for clients that come again to know this server by */
     tr__tls_key *key; /* NULL: anyone may come */
     bool full;        /* of descriptors, and has said so */
     tr__server *next; /* of the shared ones */
@@ -52,7 +52,7 @@ struct tr__server {
     struct {          /* the latest answer to a GATHER, as long as nothing changes */
         unsigned char *keys;
         size_t keys_bytes;
-        tr__value *values; /* NULL: none */
+        tr__map_value *values; /* NULL: none */
     } gathered;
     char scratch[64 << 10]; /* to read into */
 };
@@ -78,7 +78,7 @@ typedef struct tr__client {
     unsigned char *keys; /* of a GATHER: all of them, */
     size_t keys_bytes;
     tr__list keys_left; /* and those behind the one that is waited for */
-    tr__value *sending;
+    tr__map_value *sending;
     unsigned char head[TR__FRAME_HEAD];
     struct iovec rest[TR__FRAME_PIECES]; /* of the reply, not yet encrypted or handed to libuv */
     int rest_count;
@@ -96,7 +96,7 @@ void tr__client_admit(tr__client *client);
  * oldest that greets. */
 void tr__client_give_way(tr__server *server);
 /* value NULL: none. It is sent from where it lies, to however many clients. */
-void tr__client_reply(tr__client *client, tr__frame_code code, tr__value *value);
+void tr__client_reply(tr__client *client, tr__frame_code code, tr__map_value *value);
 
 /* Answers a client's frame, or lets it wait. */
 void tr__request_handle(tr__client *client, const tr__frame *frame);

@@ -149,7 +149,7 @@ static int write_all(int fd, const unsigned char *bytes, size_t count, off_t at)
  * read_along(). */
 static tr_status append(file_store *f, const tr__entry *entry)
 {
-    const tr__value *value = entry->value;
+    const tr__map_value *value = entry->value;
     size_t key_bytes = entry->length, value_bytes = value ? value->bytes : 0, body = 2 + key_bytes + value_bytes;
     unsigned char *record = malloc(HEAD + body);
     if (!record) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, body);
@@ -184,13 +184,13 @@ static tr_status finish(file_store *f, tr_status status)
 /* The map says what the key's value becomes, the log takes it; if the log cannot, the map takes it back. */
 static tr_status change_key(file_store *f, const char *key, tr__change *c, tr__entry *entry)
 {
-    tr__value *before = entry->value;
+    tr__map_value *before = entry->value;
     if (before) before->refs++;
     tr_status status = tr__store_changed(&f->store, key, tr__map_change(&f->map, entry, c));
     if (status == TR_OK && c->changed && (status = append(f, entry)) != TR_OK)
         tr__map_put(&f->map, entry, before);
     else
-        tr__value_unref(before);
+        tr__map_value_unref(before);
     return status;
 }
 

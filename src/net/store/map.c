@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-tr__value *tr__value_new(const void *data, size_t bytes)
+tr__map_value *tr__map_value_new(const void *data, size_t bytes)
 {
-    tr__value *value = malloc(sizeof *value + bytes + 1);
+    tr__map_value *value = malloc(sizeof *value + bytes + 1);
     if (!value) return NULL;
     value->refs = 1;
     value->bytes = bytes;
@@ -21,7 +21,7 @@ tr__value *tr__value_new(const void *data, size_t bytes)
     return value;
 }
 
-void tr__value_unref(tr__value *value)
+void tr__map_value_unref(tr__map_value *value)
 {
     if (value && --value->refs == 0) free(value);
 }
@@ -89,7 +89,7 @@ void tr__map_clear(tr__map *map)
     for (size_t b = 0; b < map->bucket_count; b++) {
         for (tr__entry *entry = map->buckets[b], *next; entry; entry = next) {
             next = entry->next;
-            tr__value_unref(entry->value);
+            tr__map_value_unref(entry->value);
             free(entry);
         }
     }
@@ -97,15 +97,15 @@ void tr__map_clear(tr__map *map)
     *map = (tr__map){0};
 }
 
-static size_t size_of(const tr__value *value)
+static size_t size_of(const tr__map_value *value)
 {
     return value ? sizeof *value + value->bytes : 0;
 }
 
-void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value)
+void tr__map_put(tr__map *map, tr__entry *entry, tr__map_value *value)
 {
     map->bytes += size_of(value) - size_of(entry->value);
-    tr__value_unref(entry->value);
+    tr__map_value_unref(entry->value);
     entry->value = value;
 }
 
@@ -113,7 +113,7 @@ int tr__map_set(tr__map *map, tr__entry *entry, const void *data, size_t bytes)
 {
     size_t before = size_of(entry->value), after = sizeof *entry->value + bytes;
     if (map->most && after > before && map->bytes - before + after > map->most) return TR_UNSUPPORTED;
-    tr__value *value = tr__value_new(data, bytes);
+    tr__map_value *value = tr__map_value_new(data, bytes);
     if (!value) return TR_NO_MEMORY;
     tr__map_put(map, entry, value);
     return TR_OK;
@@ -140,7 +140,7 @@ static int add(tr__map *map, tr__entry *entry, int64_t amount, int64_t *sum)
 
 int tr__map_change(tr__map *map, tr__entry *entry, tr__change *c)
 {
-    const tr__value *now = entry->value;
+    const tr__map_value *now = entry->value;
     bool equal = now && c->expected && now->bytes == c->expected_bytes && memcmp(now->data, c->expected, now->bytes) == 0;
     c->changed = true;
     switch (c->kind) {

@@ -9,19 +9,19 @@
 #include <stdint.h>
 
 /* A value; many replies may be sending it while the key already has another one. */
-typedef struct tr__value {
+typedef struct tr__map_value {
     int refs;
     size_t bytes;
     unsigned char data[]; /* and a NUL behind it */
-} tr__value;
+} tr__map_value;
 
-tr__value *tr__value_new(const void *data, size_t bytes); /* data NULL: to be filled in. NULL without memory */
-void tr__value_unref(tr__value *value);
+tr__map_value *tr__map_value_new(const void *data, size_t bytes); /* data NULL: to be filled in. NULL without memory */
+void tr__map_value_unref(tr__map_value *value);
 
 typedef struct tr__entry {
     struct tr__entry *next; /* in its bucket */
     uint64_t hash;
-    tr__value *value; /* NULL: nobody has set it; somebody waits */
+    tr__map_value *value; /* NULL: nobody has set it; somebody waits */
     void *waiters;    /* for the owner of the map */
     size_t length;
     char key[]; /* length bytes, not terminated */
@@ -41,7 +41,7 @@ void tr__map_prune(tr__map *map, tr__entry *entry);
 void tr__map_clear(tr__map *map);
 
 /* Replaces an entry's value by another, which the map takes over, or NULL. */
-void tr__map_put(tr__map *map, tr__entry *entry, tr__value *value);
+void tr__map_put(tr__map *map, tr__entry *entry, tr__map_value *value);
 
 /* What changes a key, alike in every store. */
 typedef struct tr__change {

@@ -52,12 +52,12 @@ static void on_timeout(uv_timer_t *timer)
 void tr__request_changed(tr__server *s)
 {
     free(s->gathered.keys);
-    tr__value_unref(s->gathered.values);
+    tr__map_value_unref(s->gathered.values);
     s->gathered.keys = NULL;
     s->gathered.values = NULL;
 }
 
-static const tr__value *value_of(tr__server *s, tr__list *keys)
+static const tr__map_value *value_of(tr__server *s, tr__list *keys)
 {
     const char *key = NULL;
     size_t bytes = 0;
@@ -67,22 +67,22 @@ static const tr__value *value_of(tr__server *s, tr__list *keys)
 }
 
 /* The list of what the keys hold now. NULL with *code set: there can be none. */
-static tr__value *list_values(tr__server *s, tr__list keys, tr__frame_code *code)
+static tr__map_value *list_values(tr__server *s, tr__list keys, tr__frame_code *code)
 {
     size_t bytes = 0;
     for (tr__list left = keys; left.bytes > 0;) {
-        const tr__value *value = value_of(s, &left);
+        const tr__map_value *value = value_of(s, &left);
         bytes += TR__LIST_VALUE + (value ? value->bytes : 0);
         if (bytes > TR__VALUE_MAX) {
             *code = TR__REPLY_TOO_LARGE;
             return NULL;
         }
     }
-    tr__value *list = tr__value_new(NULL, bytes);
+    tr__map_value *list = tr__map_value_new(NULL, bytes);
     if (!list) *code = TR__REPLY_NO_MEMORY;
     unsigned char *at = list ? list->data : NULL;
     for (tr__list left = keys; list && left.bytes > 0;) {
-        const tr__value *value = value_of(s, &left);
+        const tr__map_value *value = value_of(s, &left);
         at = tr__list_put_value(at, value ? value->data : NULL, value ? value->bytes : 0);
     }
     return list;

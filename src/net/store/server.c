@@ -125,13 +125,13 @@ static tr_status choose_name(tr__server *s)
 {
     char name[TR__SERVER_NAME];
     TR__TRY(tr__random_text(name, sizeof name));
-    s->name = tr__value_new(name, TR__SERVER_NAME - 1);
+    s->name = tr__map_value_new(name, TR__SERVER_NAME - 1);
     return s->name ? TR_OK : tr__fail(TR_NO_MEMORY, "store: no memory to serve");
 }
 
 static void free_server(tr__server *s)
 {
-    tr__value_unref(s->name);
+    tr__map_value_unref(s->name);
     free(s->host);
     tr__request_changed(s);
     tr__map_clear(&s->map);

@@ -42,7 +42,7 @@ tr_status tr__store_timed_out(const tr_store *store, const char *key, int timeou
     return tr__fail(TR_TIMEOUT, "%s: nobody set key '%s' within %g s", store->name, key, timeout_ms / 1000.0);
 }
 
-tr_status tr__store_copy(const tr_store *store, const tr__value *from, void **value, size_t *bytes)
+tr_status tr__store_copy(const tr_store *store, const tr__map_value *from, void **value, size_t *bytes)
 {
     *value = NULL;
     *bytes = 0;

@@ -54,7 +54,7 @@ tr_status tr__store_compare_set(tr_store *store, const char *key, const void *ex
  * share the server. */
 tr_store *tr__store_tcp_shared(const tr_store_tcp_options *options);
 /* A copy for the caller of what a map holds; *value NULL: nothing. */
-tr_status tr__store_copy(const tr_store *store, const tr__value *from, void **value, size_t *bytes);
+tr_status tr__store_copy(const tr_store *store, const tr__map_value *from, void **value, size_t *bytes);
 /* The failure of a change to a map, or TR_OK. */
 tr_status tr__store_changed(const tr_store *store, const char *key, int status);
 /* The failure of a wait that took too long. */
