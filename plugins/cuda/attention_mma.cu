@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(THREADS) forward_mma(const __grid_constant__ a
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* lse, as a power of two, or delta of a query; 0 for those that are none. */
+/* lse, as a power of two, or delta of a query; 0 past the last query. */
 __device__ float term_of(const attention &a, const float *delta, const block_place &at, int query, bool is_lse)
 {
     if (query >= a.queries) return 0;

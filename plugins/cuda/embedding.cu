@@ -14,7 +14,7 @@ struct ids_of {
     fault *fault_at;
     int what;
 
-    /* -1: it is none of the rows. */
+    /* -1: there is no such row. */
     __device__ int64_t operator()(int64_t position) const
     {
         int64_t id = load_id(dtype, data, at.at(position));

@@ -1,4 +1,4 @@
-"""python -m trireme why [JOB]: who is in which call since when, who waits for whom, and who is likely to blame. JOB is a job's
+"""python -m trireme why [JOB]: who is in which call since when, who waits for whom, and who is the likely culprit. JOB is a job's
 name, or the process id of its launcher or of a rank; without it all jobs of this user on this host are shown."""
 import ctypes
 import sys

@@ -87,7 +87,10 @@ avoids '/* A dispute between teams. */'
 avoids 'tr_tensor *tr__carrier(void);'
 echo '/* A wildcard: there is none. */' >"$work/cli/words.c"
 mkdir -p "$work/plugins/cuda"
-echo '/* A crew. */' >"$work/plugins/cuda/words.c" # a folder that is still to be cleaned
+echo '/* Not on this card. */' >"$work/plugins/cuda/words.cu"
 check || fail "ordinary words were refused"
+echo '/* A crew. */' >"$work/plugins/cuda/words.cu"
+! check || fail "'crew' was let stand in plugins/"
+rm "$work/plugins/cuda/words.cu"
 rm "$work/docs/conventions.md"
 ! check || fail "a table of words that is missing was let pass"

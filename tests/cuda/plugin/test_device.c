@@ -1,5 +1,5 @@
 /*
- * The CUDA plug-in's device table: memory is kept and counted, failures say what to do, ids that are none are reported
+ * The CUDA plug-in's device table: memory is kept and counted, failures say what to do, ids out of range are reported
  * at the next wait. The emulator's environment variable says which call of CUDA's fails, so each such case runs in a
  * process of its own.
  */
