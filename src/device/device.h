@@ -7,7 +7,7 @@
 #ifndef TR_DEVICE_DEVICE_H
 #define TR_DEVICE_DEVICE_H
 
-#include "base/pool.h"
+#include "base/thread_pool.h"
 
 #include <trireme/device.h>
 

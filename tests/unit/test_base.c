@@ -2,8 +2,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/object.h"
-#include "base/pool.h"
 #include "base/rng.h"
+#include "base/thread_pool.h"
 #include "device/cpu/cache.h"
 #include "sanitized.h"
 

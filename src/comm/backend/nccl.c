@@ -395,7 +395,7 @@ static tr_status meet(tr__nccl_group *g)
     if (status == TR_OK) status = check_others(g, records);
     free(records);
     if (status != TR_OK) return status;
-    TR__TRY(tr__nccl_lanes_new(g));
+    TR__TRY(tr__nccl_channels_new(g));
     TR__TRY(tr__nccl_stream_new(g, &g->stream, &g->handle));
     TR__TRY(g->table->event_new(g->device.index, &g->event));
     return make_comm(g);
@@ -449,10 +449,10 @@ static void drop_part(void *state, void *part)
 
 /* ---- Leaving ----------------------------------------------------------------------------------------------------- */
 
-/* The communicator number i of the group and its lanes. */
+/* The communicator number i of the group and its channels. */
 static ncclComm_t *comm_of(tr__nccl_group *g, int i)
 {
-    return i == 0 ? &g->comm : &g->lanes[i - 1].comm;
+    return i == 0 ? &g->comm : &g->channels[i - 1].comm;
 }
 
 /* In order: all are told before any is waited for, as the other ranks may end theirs in another sequence. */
@@ -470,7 +470,7 @@ static tr_status finalize(tr__nccl_group *g, int comms)
 static void close_group(tr__polled *p)
 {
     tr__nccl_group *g = (tr__nccl_group *)p;
-    int comms = g->lanes ? 1 + 2 * p->member.world_size : 0;
+    int comms = g->channels ? 1 + 2 * p->member.world_size : 0;
     tr__error *broken = atomic_load(&p->broken);
     if (comms && broken) tr__nccl_tell(g, tr__fail_stored(broken));
     bool ended = comms && g->comm && !broken && finalize(g, comms) == TR_OK;
@@ -481,7 +481,7 @@ static void close_group(tr__polled *p)
         else
             g->l->ncclCommAbort(*comm_of(g, i));
     }
-    tr__nccl_lanes_free(g);
+    tr__nccl_channels_free(g);
     if (g->event) g->table->event_free(g->device.index, g->event);
     if (g->stream) g->table->stream_free(g->device.index, g->stream);
 }

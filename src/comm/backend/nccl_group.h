@@ -1,5 +1,5 @@
 /*
- * A group over NCCL: its communicator, stream and GPU, and the lanes of its sends and receives.
+ * A group over NCCL: its communicator, stream and GPU, and the channels of its sends and receives.
  */
 #ifndef TR_COMM_BACKEND_NCCL_GROUP_H
 #define TR_COMM_BACKEND_NCCL_GROUP_H
@@ -22,8 +22,8 @@ typedef struct tr__nccl_transfer {
 } tr__nccl_transfer;
 
 /* What one rank sends to another one. */
-typedef struct tr__nccl_lane {
-    enum { TR__LANE_ABSENT, TR__LANE_MAKING, TR__LANE_IDLE, TR__LANE_HEAD, TR__LANE_DATA } stage;
+typedef struct tr__nccl_channel {
+    enum { TR__NCCL_ABSENT, TR__NCCL_MAKING, TR__NCCL_IDLE, TR__NCCL_HEAD, TR__NCCL_DATA } stage;
     int peer;
     bool sends;                 /* else receives */
     ncclComm_t comm;            /* of the two ranks; the sender is its rank 0 */
@@ -31,11 +31,11 @@ typedef struct tr__nccl_lane {
     tr__cuda_stream handle;
     tr_device_event *event;
     bool taken;                 /* NCCL has taken the message's part, and the event marks its end */
-    int64_t look;               /* when to look again whether the sender has made the lane */
+    int64_t look;               /* when to look again whether the sender has made the channel */
     tr__nccl_transfer *current; /* whose data are under way */
     tr__signature head;         /* in the host's memory, and */
     tr__nccl_buffer head_copy, data;
-} tr__nccl_lane;
+} tr__nccl_channel;
 
 typedef struct tr__nccl_group {
     tr__polled base;
@@ -46,7 +46,7 @@ typedef struct tr__nccl_group {
     tr_device_stream *stream;
     tr__cuda_stream handle;       /* NCCL's name of the stream */
     tr_device_event *event;
-    tr__nccl_lane *lanes;         /* [2 * world_size]: to each rank, then from each */
+    tr__nccl_channel *channels;   /* [2 * world_size]: to each rank, then from each */
 } tr__nccl_group;
 
 /* Does NCCL go on with what it was given? Fails when the communicator did. */
@@ -74,8 +74,8 @@ tr_status tr__nccl_begin(tr__polled *group, tr__transfer *transfer);
 tr_status tr__nccl_advance(tr__polled *group);
 void tr__nccl_drop(tr__polled *group, tr__transfer *transfer);
 
-/* The lanes, none of which exists before the first message. */
-tr_status tr__nccl_lanes_new(tr__nccl_group *group);
-void tr__nccl_lanes_free(tr__nccl_group *group);
+/* The channels, none of which exists before the first message. */
+tr_status tr__nccl_channels_new(tr__nccl_group *group);
+void tr__nccl_channels_free(tr__nccl_group *group);
 
 #endif

@@ -1,4 +1,4 @@
-#include "base/pool.h"
+#include "base/thread_pool.h"
 
 #include "base/memory.h"
 

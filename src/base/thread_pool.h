@@ -1,8 +1,8 @@
 /*
  * A thread pool: a loop's iterations shared out over a fixed set of threads. One pool per logical CPU device.
  */
-#ifndef TR_BASE_POOL_H
-#define TR_BASE_POOL_H
+#ifndef TR_BASE_THREAD_POOL_H
+#define TR_BASE_THREAD_POOL_H
 
 #include <stdint.h>
 
