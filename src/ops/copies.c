@@ -80,11 +80,15 @@ tr_tensor *tr_stack(tr_tensor *const *parts, int n, int dim)
     if (!parts) return tr__tensor_fail(TR_INVALID, "stack: parts is NULL");
     tr_tensor **wider = malloc(sizeof(tr_tensor *) * (size_t)n), *stacked = NULL;
     if (!wider) return tr__tensor_fail(TR_NO_MEMORY, "stack: no memory for %d parts", n);
+    const tr_tensor *first = parts[0];
     for (int i = 0; i < n && !stacked; i++) {
-        if (!parts[i])
+        if (!parts[i] || !first)
             stacked = tr__tensor_fail(TR_INVALID, "stack: part %d is NULL", i);
         else if (tr__bad(parts[i]))
             stacked = tr__tensor_pass(parts[i]);
+        else if (!tr__shape_equal(parts[i]->shape, first->shape))
+            stacked = tr__tensor_fail(TR_SHAPE, "stack: part %d is %s, part 0 %s: all must have one shape", i,
+                TR__TEXT(parts[i]->shape), TR__TEXT(first->shape));
         else if (tr__bad(wider[i] = tr_unsqueeze(parts[i], dim)))
             stacked = tr__tensor_fail(tr_status_of(wider[i]), "stack: %s", tr_error_message());
     }
@@ -165,12 +169,12 @@ TR__BACKWARD(copy, void, g)
 tr_tensor *tr_contiguous(tr_tensor *x)
 {
     if (x && !tr__bad(x) && tr_is_contiguous(x)) return x;
-    return tr_clone(x);
+    return x ? tr_clone(x) : tr__tensor_fail(TR_INVALID, "contiguous: input 0 is NULL");
 }
 
 tr_tensor *tr_clone(tr_tensor *x)
 {
-    return tr_apply(tr__op(copy), NULL, &x, 1, NULL);
+    return x ? tr_apply(tr__op(copy), NULL, &x, 1, NULL) : tr__tensor_fail(TR_INVALID, "clone: input 0 is NULL");
 }
 
 tr_status tr__cast_infer(tr_op_call *call)

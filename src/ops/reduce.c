@@ -94,8 +94,11 @@ tr_tensor *tr_norm_with(const tr_norm_options *o)
 }
 
 /* x less its means, and how many elements each of them is of. */
-static tr_tensor *centred(const tr_var_options *o, double *count)
+static tr_tensor *centred(const char *op, const tr_var_options *o, double *count)
 {
+    if (!o->x) return tr__tensor_fail(TR_INVALID, "%s: x is NULL", op);
+    if (!tr__bad(o->x) && !tr_dtype_is_float(o->x->dtype))
+        return tr__tensor_fail(TR_DTYPE, "%s: x is %s: it takes floats (see tr_cast)", op, tr_dtype_name(o->x->dtype));
     tr_tensor *x = tr__widened(o->x);
     tr_reduce_options kept = over(x, o->dims, true);
     tr_tensor *mean = tr_mean_with(&kept);
@@ -107,7 +110,7 @@ static tr_tensor *centred(const tr_var_options *o, double *count)
 tr_tensor *tr_var_with(const tr_var_options *o)
 {
     double count = 1;
-    tr_tensor *x = centred(o, &count);
+    tr_tensor *x = centred("var", o, &count);
     tr_reduce_options sum = over(tr_mul(x, x), o->dims, o->keep);
     tr_tensor *var = tr_affine(tr_sum_with(&sum), 1 / count, 0);
     return tr__bad(var) ? var : tr_cast(var, tr_dtype_of(o->x));
@@ -116,7 +119,7 @@ tr_tensor *tr_var_with(const tr_var_options *o)
 tr_tensor *tr_std_with(const tr_var_options *o)
 {
     double count = 1;
-    tr_reduce_options norm = over(centred(o, &count), o->dims, o->keep);
+    tr_reduce_options norm = over(centred("std", o, &count), o->dims, o->keep);
     tr_tensor *std = tr_affine(reduce(tr__op(norm), &norm), 1 / sqrt(count), 0);
     return tr__bad(std) ? std : tr_cast(std, tr_dtype_of(o->x));
 }

@@ -213,13 +213,28 @@ tr_status tr__put_along_backward(tr_backward_call *call)
 
 /* ---- What is made of them ------------------------------------------------------------------------------------------ */
 
+/* The ids of an op that is made of others, whose messages would name those. */
+static tr_status check_given_ids(const char *op, const tr_tensor *ids, int64_t limit, const char *of)
+{
+    if (ids->dtype != TR_I64 && ids->dtype != TR_I32)
+        return tr__fail(TR_DTYPE, "%s: ids are %s %s: they must be i64 or i32", op, tr_dtype_name(ids->dtype),
+            TR__TEXT(ids->shape));
+    if (tr__device_of(ids).kind != TR_CPU) return TR_OK; /* its kernels look at them */
+    tr__ids all = tr__ids_of(ids);
+    char what[64];
+    snprintf(what, sizeof what, "%s: id", op);
+    return tr__ids_check(&all, limit, what, of, NULL);
+}
+
 tr_tensor *tr_index_select(tr_tensor *x, int dim, tr_tensor *ids)
 {
     int d;
-    if (!x || !ids || tr__bad(x) || tr__bad(ids)) return tr_take_along(x, dim, ids);
+    if (!x || !ids) return tr__tensor_fail(TR_INVALID, "index_select: %s NULL", x ? "ids are" : "x is");
+    if (tr__bad(x) || tr__bad(ids)) return tr__tensor_pass(tr__bad(x) ? x : ids);
     if (tr__dim("index_select", x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
     if (ids->shape.ndim != 1)
         return tr__tensor_fail(TR_SHAPE, "index_select: ids are %s: they must be [n]", TR__TEXT(ids->shape));
+    if (check_given_ids("index_select", ids, x->shape.dim[d], "elements") != TR_OK) return tr__tensor_failed();
     tr_shape line = {.ndim = x->shape.ndim}, shape = x->shape;
     for (int k = 0; k < line.ndim; k++) line.dim[k] = 1;
     line.dim[d] = shape.dim[d] = ids->shape.dim[0];
@@ -242,6 +257,7 @@ tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype)
     if (classes < 0 || column.ndim == TR_MAX_DIMS)
         return tr__tensor_fail(TR_SHAPE, "one_hot: there is no tensor of ids %s with %lld classes", TR__TEXT(column),
             (long long)classes);
+    if (check_given_ids("one_hot", ids, classes, "classes") != TR_OK) return tr__tensor_failed();
     column.dim[column.ndim++] = 1;
     tr_shape shape = column;
     shape.dim[shape.ndim - 1] = classes;

@@ -36,6 +36,7 @@ tr_tensor *tr_topk_with(const tr_topk_options *o)
 tr_tensor *tr_sort_with(const tr_sort_options *o)
 {
     tr_topk_attrs attrs = {.smallest = !o->descending};
+    if (!o->x && tr__fail(TR_INVALID, "sort: x is NULL") != TR_OK) return failed(o->indices);
     if (o->x && !tr__bad(o->x)) {
         if (tr__dim("sort", o->x->shape, o->dim, &attrs.dim) != TR_OK) return failed(o->indices);
         attrs.k = o->x->shape.dim[attrs.dim];

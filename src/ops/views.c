@@ -80,7 +80,7 @@ static tr_status fill_in(const tr_tensor *x, tr_shape *shape)
 tr_tensor *tr_reshape(tr_tensor *x, tr_shape shape)
 {
     tr_view_attrs attrs = {shape};
-    TR__REQUIRE("view", "input 0", x);
+    TR__REQUIRE("reshape", "input 0", x);
     int64_t stride[TR_MAX_DIMS];
     if (fill_in(x, &attrs.shape) != TR_OK || check_count("reshape", x, attrs.shape) != TR_OK)
         return tr__tensor_failed();

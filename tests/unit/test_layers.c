@@ -99,7 +99,7 @@ static void a_clone_has_memory_of_its_own(void **state)
     tr_tensor *plain = tr_ones(TR_SHAPE(3)), *copy = tr_clone(plain);
     TR_CHECK(tr_fill(plain, 7));
     assert_true(tr_item(tr_sum(copy)) == 3);
-    assert_failed(tr_clone(NULL), TR_INVALID, "input 0 is NULL");
+    assert_failed(tr_clone(NULL), TR_INVALID, "clone: input 0 is NULL");
 }
 
 int main(void)
