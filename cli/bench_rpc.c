@@ -16,12 +16,13 @@ typedef struct rpc_bench {
     tr__sizes sizes;
     int callers;
     bool insecure;
+    bool asks_operator; /* the peer is also to time calls of an operator that it has built in */
     const char *peer, *json, *transport;
     tr_rpc *rpc;
     tr__bare_stream *stream; /* for bare rounds of the same bytes; NULL: the ranks share memory */
     tr__peer other;
-    double us[TR__SIZES_MAX], raw_us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX]; /* medians */
-    double rate, peer_rate;                             /* calls per second of all callers */
+    double us[TR__SIZES_MAX], raw_us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX], operator_us[TR__SIZES_MAX]; /* medians */
+    double rate, peer_rate; /* calls per second of all callers */
 } rpc_bench;
 
 static tr_tensor *echo(tr_tensor *x)
@@ -74,7 +75,7 @@ static tr_status measure_size(rpc_bench *b, int size)
     TR_SCOPE;
     int64_t bytes = b->sizes.bytes[size];
     tr_tensor *x = tr_zeros(TR_SHAPE(bytes >= 4 ? bytes / 4 : 1));
-    double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], once = 0;
+    double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], operators[ROUNDS], once = 0;
     TRY(time_calls(b, x, CALLS_LEAST, &once));
     int calls = once > 0 ? (int)(ROUND_US / once) : CALLS_MOST;
     calls = calls > CALLS_MOST ? CALLS_MOST : calls < CALLS_LEAST ? CALLS_LEAST : calls;
@@ -83,10 +84,12 @@ static tr_status measure_size(rpc_bench *b, int size)
         TRY(time_calls(b, x, calls, &ours[round]));
         if (b->stream) TRY(time_raw(b, bytes, calls, &raw[round]));
         if (b->peer && !ask_peer(b, "echo", (long long)bytes, peer_calls, &theirs[round])) return TR_CHILD;
+        if (b->asks_operator && !ask_peer(b, "operator", (long long)bytes, peer_calls, &operators[round])) return TR_CHILD;
     }
     b->us[size] = tr__median(ours, ROUNDS);
     if (b->stream) b->raw_us[size] = tr__median(raw, ROUNDS);
     if (b->peer) b->peer_us[size] = tr__median(theirs, ROUNDS);
+    if (b->asks_operator) b->operator_us[size] = tr__median(operators, ROUNDS);
     return TR_OK;
 }
 
@@ -135,12 +138,14 @@ static tr_status measure_rate(rpc_bench *b)
 
 static void print_results(const rpc_bench *b)
 {
-    printf("echo of f32 by another process, medians in microseconds\n%12s %11s%s%s\n", "bytes", "trireme",
-        b->stream ? "         raw   / raw" : "", b->peer ? "        peer   ratio" : "");
+    printf("echo of f32 by another process, medians in microseconds\n%12s %11s%s%s%s\n", "bytes", "trireme",
+        b->stream ? "         raw   / raw" : "", b->peer ? "        peer   ratio" : "",
+        b->asks_operator ? "    operator   ratio" : "");
     for (int i = 0; i < b->sizes.count; i++) {
         printf("%12lld %11.1f", (long long)b->sizes.bytes[i], b->us[i]);
         if (b->stream) printf(" %11.1f %7.2f", b->raw_us[i], b->us[i] / b->raw_us[i]);
         if (b->peer) printf(" %11.1f %7.1f", b->peer_us[i], b->peer_us[i] / b->us[i]);
+        if (b->asks_operator) printf(" %11.1f %7.1f", b->operator_us[i], b->operator_us[i] / b->us[i]);
         printf("\n");
     }
     if (b->callers) printf("%d callers: %.0f calls/s", b->callers, b->rate);
@@ -158,6 +163,8 @@ static int write_results(const rpc_bench *b)
         TR__ADD_NUMBERS(r, {"bytes", (double)b->sizes.bytes[i]}, {"median_us", b->us[i]});
         if (b->stream) TR__ADD_NUMBERS(r, {"raw_median_us", b->raw_us[i]}, {"of_raw", b->us[i] / b->raw_us[i]});
         if (b->peer) TR__ADD_NUMBERS(r, {"peer_median_us", b->peer_us[i]}, {"ratio", b->peer_us[i] / b->us[i]});
+        if (b->asks_operator)
+            TR__ADD_NUMBERS(r, {"peer_operator_us", b->operator_us[i]}, {"operator_ratio", b->operator_us[i] / b->us[i]});
         cJSON_AddItemToArray(results, r);
     }
     cJSON_AddNumberToObject(o, "callers", b->callers);
@@ -171,6 +178,7 @@ static int write_results(const rpc_bench *b)
 static tr_status measure_all(rpc_bench *b)
 {
     if (b->peer && !tr__peer_start(&b->other, 1, "%s", b->peer)) return TR_CHILD;
+    b->asks_operator = b->asks_operator && b->peer;
     tr_status status = TR_OK;
     for (int i = 0; i < b->sizes.count && status == TR_OK; i++) status = measure_size(b, i);
     if (status == TR_OK) status = measure_rate(b);
@@ -230,6 +238,10 @@ int tr__bench_rpc(int argc, char **argv)
             "a program to take turns with: it prints \"ready\"; for \"echo BYTES CALLS\" the median\n"
             "                            microseconds of a call, for \"callers N CALLS\" the calls per second",
             TR__TEXT(&b.peer)},
+        {"operator", 0, NULL,
+            "the peer knows \"operator BYTES CALLS\", too: the same of an operator that it has built in, where\n"
+            "                            an echo may run in its interpreter",
+            TR__FLAG(&b.asks_operator)},
         {"transport", 0, "NAME", "tcp: between ranks of one host, too; then, and between hosts, beside a bare connection",
             TR__TEXT(&b.transport)},
         {"insecure", 0, NULL, "between hosts that trust their network, without TRIREME_TOKEN: in the clear",

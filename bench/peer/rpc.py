@@ -1,7 +1,8 @@
 """The PyTorch peer of `trireme bench rpc`: echoes between two processes over TensorPipe.
 
-It prints "ready"; for a line "echo BYTES CALLS" the median time of a call in microseconds, for "callers N CALLS" the calls
-per second of N threads that call at once, each so many times.
+It prints "ready"; for a line "echo BYTES CALLS" the median time of a call of a Python function in microseconds, for "operator
+BYTES CALLS" that of torch.add, which runs without the interpreter on the server's side, for "callers N CALLS" the calls per second
+of N threads that call at once, each so many times.
 """
 import os
 import statistics
@@ -17,14 +18,22 @@ def echo(x):
     return x
 
 
-def time_echo(size: int, calls: int) -> float:
-    x = torch.zeros(max(size // 4, 1), dtype=torch.float32)
+def time_calls(function, more: tuple, size: int, calls: int) -> float:
+    arguments = (torch.zeros(max(size // 4, 1), dtype=torch.float32), *more)
     times = []
     for _ in range(calls):
         began = time.perf_counter()
-        rpc.rpc_sync("server", echo, args=(x,))
+        rpc.rpc_sync("server", function, args=arguments)
         times.append(time.perf_counter() - began)
     return 1e6 * statistics.median(times)
+
+
+def time_echo(size: int, calls: int) -> float:
+    return time_calls(echo, (), size, calls)
+
+
+def time_operator(size: int, calls: int) -> float:
+    return time_calls(torch.add, (1,), size, calls)
 
 
 def call_rate(callers: int, calls: int) -> float:
@@ -58,7 +67,7 @@ def main() -> None:
     print(f"ready PyTorch {torch.__version__}", flush=True)
     for line in sys.stdin:
         what, first, second = line.split()
-        answer = (time_echo if what == "echo" else call_rate)(int(first), int(second))
+        answer = {"echo": time_echo, "operator": time_operator, "callers": call_rate}[what](int(first), int(second))
         print(answer, flush=True)
     rpc.shutdown()
     os.waitpid(child, 0)
