@@ -19,13 +19,13 @@ struct tr__pool {
     /* The loop at work. Written by the owner before `generation` is raised, read by workers after. */
     tr__pool_body body;
     void *arg;
-    int64_t n, piece;
+    int64_t n, pieces;
 
     _Alignas(TR__CACHE_LINE) atomic_uint generation; /* raised for each loop, and to stop */
     atomic_int sleepers;
     atomic_bool stopping;
     _Alignas(TR__CACHE_LINE) atomic_flag busy;
-    _Alignas(TR__CACHE_LINE) atomic_int_fast64_t next; /* the next iteration nobody has taken */
+    _Alignas(TR__CACHE_LINE) atomic_int_fast64_t next; /* the next piece nobody has taken */
     _Alignas(TR__CACHE_LINE) atomic_int working;       /* workers that have not finished this loop */
 
     pthread_mutex_t lock; /* for sleeping */
@@ -60,13 +60,19 @@ static inline void relax(void)
 #endif
 }
 
+/* The first iteration of a piece: no two pieces differ by more than one iteration. */
+static int64_t first_of(const tr__pool *pool, int64_t piece)
+{
+    int64_t size = pool->n / pool->pieces, larger = pool->n % pool->pieces;
+    return piece * size + (piece < larger ? piece : larger);
+}
+
 static void run_pieces(tr__pool *pool)
 {
     for (;;) {
-        int64_t begin = atomic_fetch_add_explicit(&pool->next, pool->piece, memory_order_relaxed);
-        if (begin >= pool->n) return;
-        int64_t end = begin + pool->piece;
-        pool->body(pool->arg, begin, end < pool->n ? end : pool->n);
+        int64_t piece = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+        if (piece >= pool->pieces) return;
+        pool->body(pool->arg, first_of(pool, piece), first_of(pool, piece + 1));
     }
 }
 
@@ -153,9 +159,9 @@ void tr__pool_for(tr__pool *pool, int64_t n, int64_t grain, tr__pool_body body, 
         body(arg, 0, n);
         return;
     }
-    /* Even shares, in pieces of at least grain; a few pieces per thread even out a core that is slower. */
-    int64_t share = (n + pool->threads - 1) / pool->threads, quarter = (share + 3) / 4;
-    pool->piece = quarter >= grain ? quarter : share >= grain ? share : grain;
+    /* As many pieces for each thread; some per thread even out a core that is slower. */
+    int64_t most = (n - 1) / grain + 1, each = most / pool->threads;
+    pool->pieces = each == 0 ? most : pool->threads * (each < 16 ? each : 16);
     pool->n = n;
     pool->body = body;
     pool->arg = arg;

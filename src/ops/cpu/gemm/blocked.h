@@ -237,13 +237,19 @@ static void multiply_panel(const block *blk, int64_t i, int64_t rows, float *pac
     for (int64_t r = 0; r < rows; r++) write_row(blk, i + r, c + r * t.c_row);
 }
 
-static void multiply_groups(void *arg, int64_t begin, int64_t end)
+/* Rows that are shared out together. */
+static int64_t rows_of_unit(const block *blk)
+{
+    return blk->a_form == A_PACKED ? GROUP : TILE_ROWS;
+}
+
+static void multiply_units(void *arg, int64_t begin, int64_t end)
 {
     const block *blk = arg;
     _Alignas(64) float packed[GROUP * BLOCK_DEPTH + WIDTH];
-    int64_t m = blk->p->a.row.n;
-    for (int64_t group = begin; group < end; group++) {
-        int64_t i = group * GROUP, n = m - i < GROUP ? m - i : GROUP;
+    int64_t m = blk->p->a.row.n, high = rows_of_unit(blk);
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t i = unit * high, n = m - i < high ? m - i : high;
         if (blk->a_form == A_PACKED) pack_a(blk, i, n, packed);
         for (int64_t r = 0; r < n; r += TILE_ROWS)
             multiply_panel(blk, i + r, n - r < TILE_ROWS ? n - r : TILE_ROWS,
@@ -258,7 +264,8 @@ static void multiply_block(block *blk)
 {
     int64_t panels = (blk->columns + TILE_COLUMNS - 1) / TILE_COLUMNS, m = blk->p->a.row.n;
     if (!blk->b_in_place) tr__pool_for(blk->task->pool, panels, 1, pack_b, blk);
-    tr__pool_for(blk->task->pool, (m + GROUP - 1) / GROUP, 1, multiply_groups, blk);
+    int64_t high = rows_of_unit(blk);
+    tr__pool_for(blk->task->pool, (m + high - 1) / high, 1, multiply_units, blk);
     if (blk->last && blk->transposed) tr__pool_for(blk->task->pool, (blk->columns + WIDTH - 1) / WIDTH, 8, write_transposed, blk);
 }
 
