@@ -74,17 +74,18 @@ typedef int tr_status;
 TR_API const char *tr_status_name(tr_status status);
 TR_API const char *tr_status_text(tr_status status);
 
-/* The message of the failure most recently returned on this thread, such as
- * "matmul: inner sizes differ: [32, 784] x [512, 10]". Valid until the next failure on this thread; never NULL. It can
- * be shown on a terminal: tr_printable() has gone over the names of files, tensors or hosts in it. */
+/* The message of the latest failure on this thread, such as "matmul: inner sizes differ: [32, 784] x [512, 10]". Valid
+ * until the next failure on this thread; never NULL. It is safe to show on a terminal: tr_printable() has been applied
+ * to the names of files, tensors and hosts in it. */
 TR_API const char *tr_error_message(void);
 
 /* The status of any Trireme object: TR_OK, or the failure that made it an object in error; the failure's message is
  * then this thread's tr_error_message(). NULL is TR_OK ("none"). */
 TR_API TR_MUST_CHECK tr_status tr_status_of(const void *object);
 
-/* For programs (the library itself never exits or prints): on failure print where, what and why, and exit(1), or with
- * TR_EXIT_PEER after TR_PEER: the launcher then looks for the cause in another rank. It is sysexits.h's EX_UNAVAILABLE. */
+/* TR_CHECK(expression) is for programs; the library itself never exits or prints. On a failure it prints where, what
+ * and why, and calls exit(1). After TR_PEER it calls exit(TR_EXIT_PEER), and the launcher then looks for the cause in
+ * another rank. 69 is EX_UNAVAILABLE of sysexits.h. */
 enum { TR_EXIT_PEER = 69 };
 #define TR_CHECK(expression) tr__check((expression), #expression, __FILE__, __LINE__)
 TR_API void tr_check_failed(tr_status status, const char *expression, const char *file, int line) __attribute__((noreturn, cold));
@@ -92,39 +93,43 @@ static inline void tr__check(tr_status status, const char *expression, const cha
 {
     if (status != TR_OK) tr_check_failed(status, expression, file, line); /* so the compiler knows what holds after it */
 }
-/* The same behind a loop that TR_END ends, which is no failure: while ((s = tr_loader_next(loader, &b)) == TR_OK) { … }
- * TR_CHECK_END(s); */
+/* The same after a loop that ends with TR_END, which is no failure:
+ *  while ((s = tr_loader_next(loader, &b)) == TR_OK) { … } TR_CHECK_END(s); */
 #define TR_CHECK_END(expression) tr__check(tr__unless_end(expression), #expression, __FILE__, __LINE__)
 static inline tr_status tr__unless_end(tr_status status) { return status == TR_END ? TR_OK : status; }
 
 /* Makes a failure from a program's own code (a dataset, a module, an op): sets this thread's message, returns status. */
 TR_API tr_status tr_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 
-/* Makes text that came from a file or from elsewhere (a tensor's name, say) fit to be shown: in place, each byte of a
- * control character, which would act on a terminal, becomes '?'. Ends of lines and tabs stay, and so do all other
+/* Makes text from a file or another foreign source (a tensor's name, say) safe to show. It replaces in place each byte
+ * of a control character, which could act on a terminal, by '?'. Newlines and tabs stay, and so do all other
  * characters, in UTF-8 or not. Returns text. */
 TR_API char *tr_printable(char *text);
 
 /* ---- Objects and scopes --------------------------------------------------------------------------------------- */
 
-/* Every pointer type of the library that has no other rule (tr_tensor, tr_module, tr_group, …) is such an object. */
+/* Every pointer type of the library (tr_tensor, tr_module, tr_group, …) is such an object, unless its comment gives
+ * another rule. */
 
-/* Takes a reference of your own: the object lives until tr_release(), whatever its scope does. Returns it. */
+/* Takes a reference of your own: the object lives until tr_release(), also after its scope has ended. Returns the
+ * object. */
 #define tr_keep(object) ((__typeof__(object))tr_object_keep(object))
-/* Hands the object to the scope around the innermost one: how a function with a TR_SCOPE returns its result. */
+/* Moves the object from the innermost scope to the scope around it. A function with a TR_SCOPE returns its result this
+ * way. */
 #define tr_escape(object) ((__typeof__(object))tr_object_escape(object))
-/* Gives a reference back that tr_keep() took. NULL does nothing. Thread-safe. An object to which only scopes have references
- * stays with them, and is in error from here on (TR_STATE). */
+/* Releases a reference that tr_keep() took. NULL does nothing. Thread-safe. Releasing an object that was not kept is an
+ * error: the object stays with its scopes, and is in error from then on (TR_STATE). */
 TR_API void tr_release(const void *object);
 
 TR_API void *tr_object_keep(const void *object);
 TR_API void *tr_object_escape(const void *object);
 
-/* Scopes nest per thread. What is created outside every scope belongs to the thread and goes when the thread ends. */
+/* Scopes nest per thread. Objects that are created outside every scope belong to the thread and are released when it
+ * ends. */
 TR_API void tr_scope_push(void);
 TR_API void tr_scope_pop(void);
 
-/* A scope to the end of the enclosing block, however it is left: break, return and goto included. */
+/* Opens a scope that lasts to the end of the enclosing block, also when the block is left by break, return or goto. */
 #define TR_SCOPE                                                                                       \
     __attribute__((cleanup(tr__scope_leave), unused)) char TR__JOIN(tr__scope_, __LINE__) = tr__scope_enter()
 #define TR__JOIN(a, b) TR__JOIN2(a, b)
@@ -143,8 +148,8 @@ typedef struct tr_object {
     int64_t references;
     void *error;
 } tr_object;
-/* A zeroed object in the innermost scope; the type outlives it. Without memory it is an object in error: ask
- * tr_status_of() before writing to it. */
+/* Returns a zeroed object that belongs to the innermost scope. *type must live longer than the object. When memory is
+ * short it is an object in error: call tr_status_of() before you write to it. */
 TR_API void *tr_object_new(const tr_object_type *type);
 /* Puts an object in error with this thread's latest failure; its first error stays. Returns the error's status. */
 TR_API tr_status tr_object_break(void *object);
@@ -155,15 +160,16 @@ TR_API tr_status tr_object_break(void *object);
  * tr_adamw(params, .lr = 1e-3) calls
  *     tr_adamw_with(&(tr_adamw_options){.size = …, .given = ".lr = 1e-3", .parameters = params, .lr = 1e-3}).
  * An options struct starts with its size and with the text of the options that the call names. The required arguments come
- * next, by position; the optional ones follow by name: what has no name there does not compile.
+ * next, by position. The optional ones follow, by name; an optional argument without a name does not compile.
  *
- * What a call names counts, also where it is 0; what it does not name has the default that the header tells. A C struct
- * cannot tell .lr = 0 from no .lr: that is what the text is for. A program that fills in the struct by hand and calls the
- * _with function, as bindings do, leaves .given NULL: there 0 is the default, and in a double TR_ZERO is 0.
+ * An option that the call names counts, also when its value is 0. An option that it does not name has the default that the
+ * header gives. A C struct cannot tell .lr = 0 from no .lr, so the text of the call tells. A program that fills in the
+ * struct itself and calls the _with function, as bindings do, leaves .given NULL: then 0 means the default, and in a double
+ * TR_ZERO means 0.
  */
 #define TR_ZERO (-0.0)
 
-/* Did the call of a macro that filled in `options`, one of the library's options structs, name this option? */
+/* Whether the macro call that filled in `options`, one of the library's options structs, names this option. */
 TR_API bool tr_given(const void *options, const char *name);
 
 #define TR__FIRST(a, ...) a
@@ -176,14 +182,15 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__STRING(...) TR__STRING_(__VA_ARGS__)
 #define TR__STRING_(...) #__VA_ARGS__
 
-/* `option` is the first optional argument, or nothing. Behind an object it reads as the assignment of a member, if it has a
- * name: here the compiler refuses tr_linear(4, 8, true). The assignment is never made. */
+/* `option` is the first optional argument, or nothing. After an object, an option with a name reads as an assignment to
+ * a member; one without a name is a syntax error, so the compiler refuses tr_linear(4, 8, true). The assignment is
+ * never made. */
 #define TR__OPTIONS_HAVE_NAMES(type, option) (1 || ((void)(TR__SOME(type) option), 1))
 #define TR__HEAD(type, ...)                                                        \
     .size = sizeof(type) * TR__OPTIONS_HAVE_NAMES(type, TR__FIRST(__VA_ARGS__, )), \
     .given = __extension__ TR__STRING(__VA_ARGS__)
-/* The same without asking for names, where an argument may be an array or a struct in braces: the preprocessor takes their
- * commas for the ends of arguments. */
+/* The same without this check, for calls in which an argument may be an array or a struct in braces: the preprocessor
+ * splits those at their commas. */
 #define TR__HEAD_BRACES(type, ...) .size = sizeof(type), .given = __extension__ TR__STRING(__VA_ARGS__)
 
 #ifndef __cplusplus
@@ -235,8 +242,8 @@ TR_API bool tr_given(const void *options, const char *name);
 #define TR__NEW3(name, a, b, c, ...) name##_with(TR__NAMED_OPTIONS3(name##_options, a, b, c, __VA_ARGS__))
 #define TR__NEW4(name, a, b, c, d, ...) name##_with(TR__NAMED_OPTIONS4(name##_options, a, b, c, d, __VA_ARGS__))
 
-/* Where in the program a call is, for messages; TR__HERE fills in the last fields of options. In the library it is the place of
- * the program's call that has led there. */
+/* The place of a call in the program, for messages. TR__HERE fills in the last fields of options. Inside the library it
+ * is the place of the program's call that led there. */
 #ifndef TR__IN_LIBRARY
 #define TR__FILE __FILE__
 #define TR__LINE __LINE__
@@ -272,8 +279,9 @@ TR_API size_t tr_dtype_size(tr_dtype dtype);      /* bytes per element; 0 for a 
 TR_API const char *tr_dtype_name(tr_dtype dtype); /* "bf16" */
 TR_API bool tr_dtype_is_float(tr_dtype dtype);
 
-/* What C type a pointer points to, for functions that take memory as void * beside a dtype and refuse what does not fit. 0: not
- * known, as with void * and char *; from 1 on: the numbers of dtype `element - 1`. */
+/* The C type that a pointer points to, as a number. Functions that take memory as void * beside a dtype use it to
+ * refuse a pointer of another type. 0: not known, as with void * and char *. From 1 on: the type of the dtype with the
+ * number one less. */
 #define TR__ELEMENT_HALF 100  /* unsigned short, which may hold f16 or bf16 */
 #define TR__ELEMENT_OTHER 101 /* numbers that no dtype has */
 #if __SIZEOF_LONG__ == 8
@@ -282,8 +290,8 @@ TR_API bool tr_dtype_is_float(tr_dtype dtype);
 #define TR__ELEMENT_LONG 6
 #endif
 #ifndef __cplusplus
-/* Nothing is evaluated. The preprocessor cuts an array in braces, as (double[]){1, 2}, at its comma: where data begins with
- * parentheses only the type or expression in them counts. */
+/* Evaluates nothing. The preprocessor splits an array in braces, such as (double[]){1, 2}, at its comma. So when data
+ * begins with parentheses, only the type or expression in them counts. */
 #define TR__ELEMENT(data) TR__ELEMENT_AT((const __typeof__(**(__typeof__ TR__TYPED(data) *)0) *)0)
 #define TR__ELEMENT_AT(p)                                                                                         \
     _Generic(p, TR__AT(float, 1), TR__AT(double, 2), TR__AT(long, TR__ELEMENT_LONG),                              \
@@ -302,7 +310,8 @@ TR_API bool tr_dtype_is_float(tr_dtype dtype);
 #define TR__ELEMENT(data) tr__element(data)
 #endif
 
-/* The length of an array of pointers; 0 for a pointer, as the compiler does not know how many it points to. */
+/* The length of an array of pointers; 0 for a pointer, because the compiler does not know how many elements it points
+ * to. */
 #ifndef __cplusplus
 #define TR__ROOM(array) \
     (__builtin_types_compatible_p(__typeof__(array), __typeof__(&(array)[0])) ? 0 : (int)(sizeof(array) / sizeof(void *)))
@@ -312,9 +321,9 @@ TR_API bool tr_dtype_is_float(tr_dtype dtype);
 
 /* ---- Devices --------------------------------------------------------------------------------------------------- */
 
-/* The kinds that have a number of their own. Other plug-ins' get one from TR_CUDA + 1 on, in each process anew: programs know
- * them by name (trireme/device.h). */
-typedef enum tr_device_kind { TR_CPU, TR_CUDA, TR_DEVICE_KINDS = 16 /* that a process can have */ } tr_device_kind;
+/* The kinds with a fixed number. Kinds of other plug-ins get a number from TR_CUDA + 1 on, which may differ between
+ * processes: programs find them by name (trireme/device.h). */
+typedef enum tr_device_kind { TR_CPU, TR_CUDA, TR_DEVICE_KINDS = 16 /* the most kinds in one process */ } tr_device_kind;
 
 /* cpu:0 is the default. Logical CPU devices each own a slice of the cores (TRIREME_CPU_DEVICES=N). Passed by value. */
 typedef struct tr_device {
@@ -328,8 +337,8 @@ static inline bool tr_device_equal(tr_device a, tr_device b) { return a.kind == 
 
 /* How many devices of a kind this process has; 0 when there is none or its plug-in is absent. Thread-safe. */
 TR_API int tr_device_count(tr_device_kind kind);
-/* "cpu", "cpu:1", "cuda:0", "toy:1" to a device. TR_INVALID for what is no device's name, TR_DEVICE for a device that does not
- * exist, as when no plug-in brings devices of the kind. */
+/* Parses the name of a device: "cpu", "cpu:1", "cuda:0", "toy:1". TR_INVALID when text is not the name of a device;
+ * TR_DEVICE when the device does not exist, for example because no plug-in brings its kind. */
 TR_API TR_MUST_CHECK tr_status tr_device_parse(const char *text, tr_device *out);
 /* Writes "cpu:0" into text (at least 16 bytes) and returns it. */
 TR_API char *tr_device_name(tr_device device, char text[16]);
@@ -342,33 +351,35 @@ TR_API int tr_threads(tr_device device);
 
 /* ---- Shared memory -------------------------------------------------------------------------------------------- */
 
-/* Memory that the ranks of one host map from each other: collectives on it make no copy. Zeroed, page-aligned, freed
- * with tr_shared_free(). NULL when there is none (tr_error_message() says why). */
+/* Memory that the ranks of one host can map: collectives on it make no copy. Zeroed and page-aligned; free it with
+ * tr_shared_free(). NULL on failure; tr_error_message() says why. */
 TR_API void *tr_shared_alloc(size_t bytes);
 TR_API void tr_shared_free(void *memory);
-/* Stand in for posix_memalign() and free() in a library that takes its memory through pointers to them: blocks of 64 KiB and more
- * are cut out of shared segments; smaller ones, those aligned to more than 4,096 bytes, and all when there is no shared memory
- * are the C library's, which the second function frees too. Segments, of 64 MiB and more, stay with the process, for its next
- * blocks. A child of fork() has private copies: what it writes stays its own, but where it has not written it may see what the
- * parent writes later. Thread-safe. */
+/* Replacements for posix_memalign() and free(), for a library that allocates through function pointers. Blocks of 64
+ * KiB and more come from shared segments. The C library provides smaller blocks, blocks aligned to more than 4,096
+ * bytes, and all blocks when there is no shared memory; tr_shared_memalign_free() frees those, too. A segment has 64
+ * MiB or more and stays with the process for later blocks. A child of fork() has private copies: the parent does not
+ * see what the child writes, but where the child has not written it may see later writes of the parent. Thread-safe. */
 TR_API int tr_shared_memalign(void **memory, size_t alignment, size_t bytes);
 TR_API void tr_shared_memalign_free(void *memory);
 
 /* ---- Functions in processes of their own ------------------------------------------------------------------------ */
 
-/* What tr_spawn() runs, and what a loader's worker processes are made of. argument points to a copy of the process's own,
- * page-aligned; NULL when there are no bytes. A failure reaches who started the process, with its message. */
+/* A function that tr_spawn(), or a loader with worker processes, runs in another process. argument points to the
+ * process's own copy of the bytes, page-aligned; NULL when there are no bytes. A failure reaches the process that
+ * started this one, with its message. */
 typedef tr_status (*tr_spawn_function)(int rank, void *argument, size_t bytes);
 
-/* The first statement of main() in a program whose functions are to run in other processes. They are started from the
- * program's own executable, never forked from a process that has computed; here is where they leave main(). */
+/* Put this first in main() of a program whose functions run in other processes. These processes start from the
+ * program's own executable; they are never forked from a process that has already computed. In such a process main()
+ * returns here. */
 #define TR_SPAWN_ENTRY                            \
     do {                                          \
         if (tr_spawned()) return tr_spawn_run();  \
     } while (0)
-/* Whether this process was started to run a function and has not begun to. */
+/* Whether this process was started to run a function and has not started it yet. */
 TR_API bool tr_spawned(void);
-/* Runs it; the exit code for main() to return. */
+/* Runs that function. Returns the exit code that main() must return. */
 TR_API int tr_spawn_run(void);
 
 /* ---- Logging --------------------------------------------------------------------------------------------------- */
@@ -376,8 +387,8 @@ TR_API int tr_spawn_run(void);
 typedef enum tr_log_level { TR_LOG_OFF, TR_LOG_ERROR, TR_LOG_WARN, TR_LOG_INFO, TR_LOG_DEBUG } tr_log_level;
 typedef void (*tr_log_function)(tr_log_level level, const char *message, void *user);
 
-/* Where the library's messages go. Until this is called they go nowhere, or to stderr where the environment asks for them:
- * TRIREME_LOG=warn, or error, info, debug. The function may be called from any thread. */
+/* Sets where the library's messages go. Without this call they go nowhere, or to stderr when the environment asks for
+ * them: TRIREME_LOG=error, warn, info or debug. The function may be called from any thread. */
 TR_API void tr_set_log(tr_log_function function, void *user, tr_log_level level);
 
 #ifdef __cplusplus

@@ -37,7 +37,7 @@ typedef struct tr_launch_options {
     const char *const *env;        /* additional NAME=value, NULL-terminated; or NULL */
     tr_launch_output output;       /* gets each line of each rank; NULL: the ranks inherit stdout and stderr */
     void *user;
-    bool rank0_inherits;           /* rank 0 inherits stdout and stderr even so (for a progress bar) */
+    bool rank0_inherits;           /* rank 0 inherits stdout and stderr although .output is set (for a progress bar) */
     int grace_ms;                  /* from SIGTERM to SIGKILL when a failed job is ended; default 1,000 */
     bool pass_signals;             /* pass this process's SIGINT, SIGTERM, SIGHUP or SIGQUIT on to the ranks, once, and
                                       wait for them; a second signal kills them. SIGUSR1, SIGUSR2 and SIGTSTP are passed
@@ -59,11 +59,13 @@ typedef struct tr_launch_options {
                                       as the byte 3 (^C), and the end of stdin asks them to end. When one fails, the
                                       others have three seconds to end by themselves. Their output has prefixes
                                       already */
-    int max_restarts;              /* so often all ranks are ended and started again after one has failed, on all nodes; default 0.
-                                      Programs go on from their latest checkpoint; TORCHELASTIC_RESTART_COUNT says how often so
-                                      far. Not after a signal to the launcher, a lost node, or ranks that cannot be started */
-    int min_ranks;                 /* the job shrinks: each time there is one rank fewer on the node of the one that failed first,
-                                      while so many are left on all nodes, and one on that node; default 0: all start again */
+    int max_restarts;              /* how often all ranks, on all nodes, are ended and started again after one has
+                                      failed; default 0. Programs resume from their latest checkpoint;
+                                      TORCHELASTIC_RESTART_COUNT is the number of restarts so far. No restart after a
+                                      signal to the launcher, a lost node, or ranks that cannot be started */
+    int min_ranks;                 /* with it the job shrinks at each restart: one rank fewer on the node of the rank
+                                      that failed first, as long as so many ranks are left on all nodes together, and
+                                      one on that node; default 0: all ranks start again */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), serves their store, waits for them, and ends all when one fails; docs/launching.md has the details.
