@@ -1,10 +1,10 @@
 /*
  * Trireme, communication: process groups, collectives. Works on plain memory, so it is usable alone, as MPI is.
  *
- * All ranks of a group make the same calls in the same order. Every native message carries its signature, so calls that
- * differ are an error (TR_MISMATCH) on every rank that names the ranks and both calls; a rank that fails, dies or exits
- * early is an error (TR_PEER) on every other rank that names it. After either the group is broken and says so to every
- * later call.
+ * All ranks of a group make the same calls in the same order. Every native message carries the signature of its call.
+ * When calls differ, every rank gets TR_MISMATCH; the message names the ranks and both calls. When a rank fails, dies
+ * or exits early, every other rank gets TR_PEER; the message names that rank. After either error the group is broken,
+ * and every later call on it says so.
  */
 #ifndef TRIREME_COMM_H
 #define TRIREME_COMM_H
@@ -22,17 +22,17 @@ typedef struct tr_group tr_group;
 typedef struct tr_join_options {
     size_t size;
     const char *given;
-    const char *init;      /* NULL or "env://": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT (one rank when
-                              they are absent); .rank and .world_size instead of the first two when they are given;
-                              "tcp://host:port" with .rank and .world_size; rank 0 serves;
-                              "file://path" with the same: a file that all ranks can open */
+    const char *init;      /* NULL or "env://": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT of the
+                              environment (one rank when they are absent); .rank and .world_size, when given, replace
+                              the first two. "tcp://host:port" with .rank and .world_size: rank 0 serves the store
+                              there. "file://path" with .rank and .world_size: a file that all ranks can open */
     int rank, world_size;
-    tr_store *store;       /* instead of init: ranks meet here, with .rank and .world_size */
+    tr_store *store;       /* instead of .init: the store where ranks meet, with .rank and .world_size */
     const char *token;     /* the job's secret; NULL: TRIREME_TOKEN from the environment */
     const char *backend;   /* NULL: "native"; "mpi", "nccl" */
-    const char *name;      /* groups side by side on one store have different names; NULL: "world" */
-    int timeout_ms;        /* for joining and for each collective; default: TRIREME_TIMEOUT, in seconds, else 600,000 */
-    bool insecure;         /* without a token: meet on any address, not loopback only; as in tr_store_tcp_options */
+    const char *name;      /* groups that use one store at the same time have different names; NULL: "world" */
+    int timeout_ms;        /* for joining and for each collective; default: TRIREME_TIMEOUT (in seconds), else 600,000 */
+    bool insecure;         /* without a token: allow any address, not only loopback, as in tr_store_tcp_options */
     const char *transport; /* native: "shm", "tcp"; NULL: shared memory within a host, TCP between hosts */
     const char *address;   /* TCP: the IP address or network interface where the others reach this rank; NULL:
                               TRIREME_ADDRESS, else the one that reaches the store. Without a token (or .insecure):
@@ -42,41 +42,44 @@ typedef struct tr_join_options {
                               The same for all ranks */
     const char *flight_dir; /* when a collective fails, the latest calls are written to files in this folder; NULL:
                               TRIREME_FLIGHT_DIR, else nowhere. docs/debugging.md tells what is in them */
-    int report_ms;         /* a collective's wait of this length is told to the log function, with who is missing; default 10,000 */
-    bool check;            /* compare the ranks' calls before each collective (native always does); TRIREME_CHECK=1 */
-    bool encrypt;          /* TCP: connections between the ranks go through TLS 1.3 with the job's token, which is then
-                              needed; TRIREME_ENCRYPT=1. The same for all ranks */
-    int64_t unexpected_bytes; /* native: bytes of messages to another rank that it has not asked for, after which a send
-                              waits until that rank receives; default 64 MiB. Each counts 256 bytes more; 4 MiB more may
-                              be on their way. Groups within the group have the same limit for each of themselves */
-    tr_device device;      /* nccl: the GPU through which this rank's data go, also those of groups within the group; default:
-                              cuda:LOCAL_RANK, counted from 0 again where there are fewer. Buffers on the rank's other GPUs
-                              and in the host's memory are copied to it and back */
+    int report_ms;         /* when a collective has waited this long, the log function is told, with the missing ranks;
+                              default 10,000 */
+    bool check;            /* compare the ranks' calls before each collective (the native backend always does); or
+                              TRIREME_CHECK=1 */
+    bool encrypt;          /* TCP: connections between the ranks use TLS 1.3 with the job's token, which is then
+                              required; or TRIREME_ENCRYPT=1. The same for all ranks */
+    int64_t unexpected_bytes; /* native: when so many bytes of messages wait at another rank, which has not asked for
+                                 them, a send to that rank waits until it receives; default 64 MiB. Each message counts
+                                 256 bytes more; 4 MiB more may be on their way. Each group within the group has this
+                                 limit for itself */
+    tr_device device;      /* nccl: the GPU that carries this rank's data, also in groups within the group; default:
+                              cuda:LOCAL_RANK, counted from 0 again when there are fewer GPUs. Buffers on the rank's
+                              other GPUs and in host memory are copied to it and back */
 } tr_join_options;
-/* Joins the job and returns its world group, once all ranks are there; after .timeout_ms it is in error and names who is
- * missing. A group can be left and joined again. A world of one opens no socket, and its collectives only copy.
- * docs/communication.md says how ranks find and trust each other. */
+/* Joins the job and returns its world group when all ranks are there. After .timeout_ms it returns a group in error,
+ * whose message names the missing ranks. A group can be left and joined again. A world of one rank opens no socket, and
+ * its collectives only copy. docs/communication.md says how ranks find and trust each other. */
 #define tr_join(...) TR__NEW0(tr_join, __VA_ARGS__)
 TR_API tr_group *tr_join_with(const tr_join_options *options);
-/* What the launcher that started this process, torchrun or Trireme's own, an mpirun or srun, says of it in the environment:
- * tr_join() will make it that rank. False, and a world of one, without a launcher. What it does not say, or not as a number, is 0
- * for the rank and 1 for the others; any pointer may be NULL. */
+/* What the launcher of this process (torchrun, Trireme's own, mpirun or srun) says in the environment: tr_join() will
+ * use this rank. False without a launcher, with a world of one. A value that is absent, or no number, is 0 for the rank
+ * and 1 for the others. Any pointer may be NULL. */
 TR_API bool tr_launched(int *rank, int *world_size, int *local_world_size);
-/* Waits for what is under way, says goodbye and closes; also after a failure. No other thread may be in a call on the group.
- * The group stays an object until its scope goes; later calls on it fail (TR_STATE). A process that ends without it has
- * died, as far as the others can see. */
+/* Waits for work under way, tells the other ranks, and closes the group; it works after a failure, too. No other thread
+ * may be in a call on the group. The object stays until its scope ends; later calls on it fail (TR_STATE). When a
+ * process ends without this call, the other ranks take it for dead. */
 TR_API TR_MUST_CHECK tr_status tr_leave(tr_group *group);
-/* Breaks the group, from any thread: what is under way or posted here fails with TR_CANCELLED and the reason, and the other
- * ranks get TR_PEER with it. Does not wait. The group is then left as any other; where nothing is under way any more and the
- * group was left, nothing happens. */
+/* Breaks the group, from any thread: work that is under way or posted here fails with TR_CANCELLED and the reason, and
+ * the other ranks get TR_PEER with the reason. It does not wait. Leave the group afterwards as any other. On a group
+ * that was left, and has no work under way, it does nothing. */
 TR_API void tr_abort(tr_group *group, const char *reason);
 
-/* Groups within a group. Collective: all ranks of `group` make the call, in the same order as its other calls, and all
- * that are to be in the new group get it; the others get NULL. It uses the parent's backend and time limits, works at the
- * same time as the parent and other groups, and is left by itself; tr_local_rank() stays what it was. */
-/* Ranks of one color together, ordered by key, then by their rank. A negative color: in none. */
+/* Groups within a group. Collective: all ranks of `group` make the call, in the same order as its other calls. The
+ * ranks of the new group get it; the others get NULL. The new group uses the parent's backend and time limits, works at
+ * the same time as the parent and other groups, and needs a tr_leave() of its own. tr_local_rank() is the same in it. */
+/* Ranks with the same color form a group, ordered by key, then by their rank. A rank with a negative color is in none. */
 TR_API tr_group *tr_group_split(tr_group *group, int color, int key);
-/* The ranks of a list, which all give alike; ranks[i] becomes rank i. */
+/* A group of the listed ranks; the list is the same on all ranks. ranks[i] becomes rank i. */
 TR_API tr_group *tr_group_new(tr_group *group, const int *ranks, int count);
 
 TR_API int tr_rank(const tr_group *group);        /* 0 in error */
@@ -84,14 +87,14 @@ TR_API int tr_world_size(const tr_group *group);  /* 1 in error */
 TR_API int tr_local_rank(const tr_group *group);
 /* cuda:LOCAL_RANK when there is one, else cpu:0. */
 TR_API tr_device tr_group_device(const tr_group *group);
-/* The device that a program was told to run this rank on: tr_device_parse()'s for "cuda:1"; for a kind without a number, "cuda",
- * the ranks of a host take its devices in turn; "cpu" is cpu:0. group NULL: as for rank 0. */
+/* The device on which a program was told to run this rank. "cuda:1": as tr_device_parse(). "cuda", a kind without a
+ * number: the ranks of a host take its devices in turn. "cpu": cpu:0. group NULL: as for rank 0. */
 TR_API TR_MUST_CHECK tr_status tr_group_device_named(const tr_group *group, const char *text, tr_device *out);
 
 /* ---- Collectives ------------------------------------------------------------------------------------------------- */
 
-/* X(NAME, "text"). In is what a rank gives, out what it gets; W is the world size. Of the kinds with _V, ranks give
- * different amounts, which the arrays say.
+/* X(NAME, "text"). in: what a rank gives; out: what it gets; W: the world size. In the kinds with _V the ranks give
+ * different amounts, which the arrays contain.
  *                   in              out              who gives, who gets
  *   ALL_REDUCE      count           count            all, all
  *   REDUCE          count           count            all, the root
@@ -130,25 +133,26 @@ typedef enum tr_reduce_op {
     TR_REDUCE_OP_COUNT
 } tr_reduce_op;
 
-/* As .peer of a recv: any other rank. */
+/* For .peer of a receive: any other rank. */
 typedef enum tr_any_peer { TR_ANY_SOURCE = -1 } tr_any_peer;
 
 struct tr_device_stream;
 
-/* A collective is a descriptor; a backend turns it into work. All ranks get the same bits: each element is folded in
- * the order of the ranks (between hosts: in an order that depends on the algorithm, never on timing; over MPI and NCCL: in
- * theirs). f16 and bf16 are folded in f32; integers wrap, and their average rounds towards zero; a NaN anywhere gives NaN,
- * also for MIN and MAX. bool: SUM and MAX are "any", PROD and MIN are "all", AVG does not exist. After a failure the
- * contents of the output are undefined.
+/* A collective is a descriptor; a backend turns it into work. All ranks get the same bits. Elements are reduced in the
+ * order of the ranks; between hosts in an order that depends on the algorithm, never on timing; over MPI and NCCL in
+ * theirs. f16 and bf16 are reduced in f32. Integers wrap around, and their average rounds towards zero. A NaN anywhere
+ * gives NaN, also for MIN and MAX. For bool, SUM and MAX mean "any", PROD and MIN mean "all", and AVG does not exist.
+ * After a failure the contents of the output are undefined.
  *
- * In place: .in may be NULL or equal .out (all_reduce, reduce, broadcast, all_to_all); be NULL or the rank's own block
- * of .out (all_gather, gather, and with _V); .out may be the rank's own block of .in (reduce_scatter; scatter at the
- * root, where NULL means it). Other overlaps are errors. Who gives nothing needs no .in, who gets nothing no .out.
- * Memory from tr_shared_alloc() (or a .shared tensor) moves without a copy in between.
+ * In place: for all_reduce, reduce, broadcast and all_to_all, .in may be NULL or equal .out. For all_gather, gather and
+ * their forms with _V, .in may be NULL or the rank's own block of .out. For reduce_scatter, and for scatter at the
+ * root, .out may be the rank's own block of .in; for scatter at the root a NULL .out means that block. Other overlaps
+ * are errors. A rank that gives nothing needs no .in, and a rank that gets nothing needs no .out. Memory from
+ * tr_shared_alloc() (or a .shared tensor) moves without a copy in between.
  *
- * Buffers on a device: .device says which, of both. NCCL takes those of cuda; for every other backend and device the group
- * stages them in pinned host memory, which costs two copies. The data are what .stream has written when the call is made;
- * when the work is done, the result is there for everything that is enqueued later. */
+ * Buffers on a device: .device says where both buffers are. NCCL takes buffers on cuda. For every other backend and
+ * device the group stages the data in pinned host memory, which costs two copies. The call uses the data that .stream
+ * has written when the call is made. When the work is done, everything that is enqueued later sees the result. */
 typedef struct tr_collective {
     size_t size;
     tr_collective_kind kind;
@@ -158,58 +162,62 @@ typedef struct tr_collective {
     tr_dtype dtype;
     tr_reduce_op op;
     int root;
-    int peer, tag;        /* of a send or recv: another rank, of a recv also TR_ANY_SOURCE; a number from 0 that both give */
-    /* [world_size], in elements, read before the call returns. Without offsets the blocks follow each other. */
+    int peer, tag;        /* of a send or recv: the other rank, for a recv also TR_ANY_SOURCE; and a number from 0 on,
+                             the same on both ranks */
+    /* [world_size], in elements; read before the call returns. Without offsets the blocks follow each other. */
     const int64_t *in_counts, *in_offsets, *out_counts, *out_offsets;
     int timeout_ms;       /* 0: the group's */
     const char *file;     /* where the caller is, for messages */
     int line;
-    int in_element, out_element; /* what in and out point to, as far as a macro sees: to be .dtype's; 0: not known */
+    int in_element, out_element; /* the C types behind in and out, as far as a macro can tell; they must be .dtype's; 0:
+                                    not known */
     tr_device device;     /* where both buffers are; cpu by default */
-    struct tr_device_stream *stream; /* of the device (trireme/device.h), where .in is made; NULL: its default stream */
-    int *source;          /* recv: gets the rank that the message is from; belongs to the work as .out does; may be NULL */
+    struct tr_device_stream *stream; /* the device's stream (trireme/device.h) that writes .in; NULL: its default stream */
+    int *source;          /* recv: gets the rank that sent the message; must live as long as .out; may be NULL */
 } tr_collective;
 
-/* Under way or done. The buffers belong to it until tr_wait() has returned; it outlives its group and may be dropped
- * before it is done. Any thread may wait for it, several at once. */
+/* Work that is under way or done. The buffers belong to it until tr_wait() has returned. It may outlive its group, and
+ * may be released before it is done. Any thread may wait for it, several at once. */
 typedef struct tr_work tr_work;
 
-/* Threads: a group's calls may come from several, as long as all ranks see them in one order. The descriptor and its arrays
- * are copied. Arguments that are wrong break nothing (TR_INVALID, TR_DTYPE, TR_UNSUPPORTED); a failure of the collective
- * itself breaks the group: TR_MISMATCH, TR_TIMEOUT or TR_FORMAT on all ranks, TR_PEER on those that lose a rank; a rank
- * that fails by itself (TR_NO_MEMORY, TR_IO, TR_CANCELLED) keeps its own status, and the others get TR_PEER with its
- * message. */
+/* Threads: several threads may make calls on one group, as long as all ranks see the calls in one order. The descriptor
+ * and its arrays are copied. Wrong arguments break nothing (TR_INVALID, TR_DTYPE, TR_UNSUPPORTED). A failure of the
+ * collective itself breaks the group: TR_MISMATCH, TR_TIMEOUT or TR_FORMAT on all ranks, TR_PEER on those that lose a
+ * rank. A rank that fails by itself (TR_NO_MEMORY, TR_IO, TR_CANCELLED) keeps its own status, and the others get
+ * TR_PEER with its message. */
 /* Starts a collective; the work runs in the group's own thread, in the order of posting. Never blocks on a peer. */
 TR_API tr_work *tr_post(tr_group *group, const tr_collective *collective);
-/* Waits until the work is done and gives its status; may be called again. NULL is done. */
+/* Waits until the work is done and returns its status. It may be called again. NULL counts as done. */
 TR_API TR_MUST_CHECK tr_status tr_wait(tr_work *work);
-/* Waits for timeout_ms at most, then TR_TIMEOUT: the work goes on, and can be waited for again. */
+/* Waits at most timeout_ms; after that TR_TIMEOUT. The work goes on, and can be waited for again. */
 TR_API TR_MUST_CHECK tr_status tr_wait_for(tr_work *work, int timeout_ms);
-/* Done, well or badly? Never blocks. */
+/* Whether the work has ended, well or badly. Never blocks. */
 TR_API bool tr_work_done(tr_work *work);
-/* Runs a collective to its end, after what was posted before it: in the calling thread when nothing was. */
+/* Runs a collective to its end, after everything that was posted before it. It runs in the calling thread when nothing
+ * was posted. */
 TR_API TR_MUST_CHECK tr_status tr_run_collective(tr_group *group, const tr_collective *collective);
 
-/* Posts several and gives one work, which is done when all are; its status is the first failure. Nothing starts unless
- * all entries are in order. Entries are made by TR_COLLECTIVE(TR_SEND, .in = x, .count = n, .peer = 1). */
+/* Posts several collectives as one work, which is done when all are; its status is the first failure. Nothing starts
+ * unless all entries are valid. TR_COLLECTIVE(TR_SEND, .in = x, .count = n, .peer = 1) makes an entry. */
 TR_API tr_work *tr_post_list(tr_group *group, const tr_collective *list, int count);
 TR_API TR_MUST_CHECK tr_status tr_run_list(tr_group *group, const tr_collective *list, int count);
 
-/* A send is done when its buffer may be used again: short messages are buffered (not over NCCL), longer ones wait for
- * their receive; over TCP all are buffered. Beyond .unexpected_bytes of tr_join to one rank every send waits for its receive;
- * a receive gets the message of its tag, whatever lies before it. Messages between two ranks with the same tag are received in the
- * order of the sends. Sends and receives keep no order with other collectives and do not wait for them. Size and type must
- * agree, or the group is broken (TR_MISMATCH).
+/* A send is done when its buffer may be used again. Short messages are buffered (not over NCCL), longer ones wait for
+ * their receive; over TCP all are buffered. Beyond .unexpected_bytes of tr_join() to one rank, every send to it waits
+ * for its receive. A receive gets the message with its tag, whatever other messages came before it. Messages between
+ * two ranks with the same tag are received in the order of the sends. Sends and receives are not ordered with other
+ * collectives and do not wait for them. Size and type must agree; otherwise the group is broken (TR_MISMATCH).
  *
- * tr_recv(group, buffer, count, .peer = TR_ANY_SOURCE, .source = &rank) gets the message of its tag, from whichever rank,
- * that has been here longest, else the next to come. A message goes to the receive that was posted first, of those from
- * its rank and those from any. When all other ranks have left, and nothing is here, it fails (TR_PEER). Native only (others:
- * TR_UNSUPPORTED). */
+ * tr_recv(group, buffer, count, .peer = TR_ANY_SOURCE, .source = &rank) gets a message with its tag from any rank: the
+ * one that has been here longest, else the next one to come. A message goes to the receive that was posted first, of
+ * those for its rank and those for any rank. When all other ranks have left and no message is here, it fails (TR_PEER).
+ * Native only; other backends give TR_UNSUPPORTED. */
 
-/* Byte strings whose lengths the ranks do not know of each other. tr_all_gather_bytes(group, data, bytes, &all, sizes):
- * all becomes everyone's, one behind the other, and sizes ([world_size], int64_t) how long they are.
- * tr_broadcast_bytes(group, &data, &bytes, root): the root's *data of *bytes bytes, which stays the root's; the others get
- * a copy. What these make is freed with free(), and has a NUL behind it. Two collectives each, in the calls' order. */
+/* Byte strings whose lengths the other ranks do not know. tr_all_gather_bytes(group, data, bytes, &all, sizes): all
+ * gets the bytes of every rank, one after the other, and sizes ([world_size], int64_t) their lengths.
+ * tr_broadcast_bytes(group, &data, &bytes, root): sends the root's *data of *bytes bytes; the root keeps its memory,
+ * and the others get a copy. Free the memory that these allocate with free(); a NUL follows the bytes. Each is two
+ * collectives, in the order of the calls. */
 #define tr_all_gather_bytes(group, data, bytes, all, sizes) \
     tr_all_gather_bytes_at((group), (data), (bytes), (all), (sizes), TR__FILE, TR__LINE)
 #define tr_broadcast_bytes(group, data, bytes, root) \
@@ -220,9 +228,10 @@ TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **dat
     const char *file, int line);
 
 /* Checks that a value is the same on all ranks: tr_agree(group, "lr", 1e-3), tr_agree(group, "folds", 5),
- * tr_agree(group, "preset", "nano"); tr_agree_bytes() for any bytes, to 1 MiB. Where it differs, the result is TR_MISMATCH on every
- * rank, and the message shows each value with its ranks: "lr is 0.001 on ranks 0 and 1, 0.01 on rank 2". The group can be used on.
- * One collective of eight bytes while it does not; still, for values that are set once, not for every step. */
+ * tr_agree(group, "preset", "nano"). tr_agree_bytes() takes any bytes, up to 1 MiB. When the value differs, every rank
+ * gets TR_MISMATCH, and the message shows each value with its ranks: "lr is 0.001 on ranks 0 and 1, 0.01 on rank 2".
+ * The group can still be used. When the value is the same, the cost is one collective of eight bytes. Use it for values
+ * that are set once, not in every step. */
 TR_API TR_MUST_CHECK tr_status tr_agree_text(tr_group *group, const char *name, const char *value);
 TR_API TR_MUST_CHECK tr_status tr_agree_integer(tr_group *group, const char *name, int64_t value);
 TR_API TR_MUST_CHECK tr_status tr_agree_number(tr_group *group, const char *name, double value);
@@ -233,9 +242,9 @@ TR_API TR_MUST_CHECK tr_status tr_agree_bytes(tr_group *group, const char *name,
         default: tr_agree_integer)((group), (name), (value))
 #endif
 
-/* tr_all_reduce(group, buffer, count, .dtype = TR_F32, .op = TR_AVG): in place, by default the sum of f32.
- * tr_all_gather(group, in, out, count, .dtype = TR_I64). tr_all_to_all_v(group, in, out, .in_counts = a,
- * .out_counts = b). tr_send(group, buffer, count, .peer = 1). The _async ones start the work and return it. */
+/* tr_all_reduce(group, buffer, count, .dtype = TR_F32, .op = TR_AVG): in place; the default is the sum of f32.
+ * tr_all_gather(group, in, out, count, .dtype = TR_I64). tr_all_to_all_v(group, in, out, .in_counts = a, .out_counts =
+ * b). tr_send(group, buffer, count, .peer = 1). Functions with _async start the work and return it. */
 #define tr_all_reduce(group, ...) tr_run_collective((group), TR__IN_PLACE(TR_ALL_REDUCE, __VA_ARGS__))
 #define tr_all_reduce_async(group, ...) tr_post((group), TR__IN_PLACE(TR_ALL_REDUCE, __VA_ARGS__))
 #define tr_reduce(group, ...) tr_run_collective((group), TR__IN_PLACE(TR_REDUCE, __VA_ARGS__))
@@ -292,9 +301,9 @@ TR_API TR_MUST_CHECK tr_status tr_agree_bytes(tr_group *group, const char *name,
 
 /* ---- Algorithms between hosts ------------------------------------------------------------------------------------- */
 
-/* The table that chooses them, as text (docs/communication.md): the rows of `first` (NULL: of TRIREME_ALGORITHMS; "@FILE":
- * of a file), then the built-in ones. world_size: the rows that count for so many ranks; 0: all. What it returns can be
- * given as `first`, and is to be freed with free(). NULL when `first` is wrong. */
+/* The table that chooses the algorithms, as text (docs/communication.md): first the rows of `first` (NULL: those of
+ * TRIREME_ALGORITHMS; "@FILE": those of a file), then the built-in rows. world_size: only the rows for so many ranks;
+ * 0: all rows. The result can be given as `first`; free it with free(). NULL when `first` is wrong. */
 TR_API char *tr_algorithms(const char *first, int world_size);
 
 /* What each rank does in a collective between hosts, step by step: pure functions, which send nothing. */
@@ -305,9 +314,9 @@ typedef struct tr_schedule {
     int64_t count;   /* elements, as in tr_collective */
     int64_t segment; /* the most elements that pass through scratch memory at once; 0: all */
 } tr_schedule;
-/* Fills in the schedule of rank 0. bytes is what a rank gives (scatter, reduce_scatter and all_to_all: for each rank), and
- * an element is a byte. algorithm: "ring", …; NULL: the one in the table of tr_algorithms(NULL, 0). TR_UNSUPPORTED for
- * send, recv and kinds with _V; TR_NOT_FOUND when the kind has no such algorithm. */
+/* Fills in the schedule of rank 0. bytes is what a rank gives (scatter, reduce_scatter and all_to_all: for each rank);
+ * an element is one byte. algorithm: "ring", …; NULL: the one that the table of tr_algorithms(NULL, 0) chooses.
+ * TR_UNSUPPORTED for send, recv and kinds with _V; TR_NOT_FOUND when the kind has no such algorithm. */
 TR_API TR_MUST_CHECK tr_status tr_schedule_find(tr_collective_kind kind, const char *algorithm, int world_size,
     int64_t bytes, tr_schedule *schedule);
 
@@ -317,7 +326,7 @@ typedef struct tr_schedule_part {
     int64_t begin, end;
 } tr_schedule_part;
 typedef enum tr_schedule_action {
-    TR_SCHEDULE_EXCHANGE, /* sends `send` to rank `to`, and receives into `receive` from rank `from`; -1: not */
+    TR_SCHEDULE_EXCHANGE, /* sends `send` to rank `to`, and receives into `receive` from rank `from`; -1: no rank */
     TR_SCHEDULE_COPY,     /* copies `own` to `receive` */
     TR_SCHEDULE_FINISH,   /* `receive` is reduced over all ranks: an average is divided */
     TR_SCHEDULE_FOLD,     /* reduces `own` and the other ranks' parts into `receive`; the i-th is `send` moved by i * stride */
@@ -334,10 +343,10 @@ TR_API tr_schedule_step tr_schedule_step_at(const tr_schedule *schedule, int64_t
 
 /* ---- Looking at running jobs ------------------------------------------------------------------------------------- */
 
-/* Who is in which call since when, who waits for whom, and who is the likely culprit, in the jobs of this user on this host:
- * a text, to be freed with free(). Groups of several ranks keep a record of their calls that other processes can read, so
- * the ranks are not asked, and may hang or be stopped. job: a job's name (TRIREME_JOB), or the process id of its launcher
- * or of a rank; NULL: all jobs. TR_NOT_FOUND when there is none. `trireme why` prints this. */
+/* Explains the jobs of this user on this host, as text: who is in which call since when, who waits for whom, and who is
+ * the likely culprit. Free *text with free(). Groups of several ranks keep a record of their calls that other processes
+ * can read: so ranks that hang or are stopped need not answer. job: a job's name (TRIREME_JOB), or the process id of
+ * its launcher or of a rank; NULL: all jobs. TR_NOT_FOUND when there is none. `trireme why` prints this. */
 TR_API TR_MUST_CHECK tr_status tr_job_explain(const char *job, char **text);
 
 #ifdef __cplusplus

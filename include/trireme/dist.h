@@ -9,9 +9,10 @@
  *     TR_CHECK(tr_dist_backward(context, loss));
  *     TR_CHECK(tr_dist_step(optimizer, context));
  *
- * In a context, tensors that travel carry their graph on: backward goes through all workers that took part, and leaves
- * gradients there, in the context, not at the leaves. What travelled before the context was made left its graph
- * behind: parameters there get no gradient, which the log tells once (tr_set_log()). docs/distributed-autograd.md tells how.
+ * In a context, tensors that are sent carry their graph with them. Backward goes through all workers that took part,
+ * and leaves the gradients there, in the context, not at the leaves. Tensors that were sent before the context was made
+ * carry no graph: parameters behind them get no gradient, and the log says so once (tr_set_log()).
+ * docs/distributed-autograd.md has the details.
  */
 #ifndef TRIREME_DIST_H
 #define TRIREME_DIST_H
@@ -24,7 +25,8 @@
 extern "C" {
 #endif
 
-/* Makes this worker take part, from then on; before it makes or gets calls that are to. Again does nothing. */
+/* Makes this worker take part from now on. Call it before the worker makes or gets calls that take part. A second call
+ * does nothing. */
 TR_API TR_MUST_CHECK tr_status tr_dist_start(tr_rpc *rpc);
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
@@ -33,19 +35,21 @@ TR_API TR_MUST_CHECK tr_status tr_dist_start(tr_rpc *rpc);
  * the caller's context. */
 typedef struct tr_dist_context tr_dist_context;
 
-/* Makes one, current on this thread until tr_dist_context_end(), which releases it on every worker. They nest. */
+/* Makes a context that is current on this thread until tr_dist_context_end(), which releases it on every worker.
+ * Contexts nest. */
 TR_API tr_dist_context *tr_dist_context_new(tr_rpc *rpc);
 TR_API void tr_dist_context_end(tr_dist_context *context);
-/* Declares `name`, a context that is ended with the block. */
+/* Declares `name`, a context that ends at the end of the block. */
 #define TR_DIST_CONTEXT(rpc, name) \
     __attribute__((cleanup(tr__dist_context_cleanup), unused)) tr_dist_context *name = tr_dist_context_new(rpc)
 static inline void tr__dist_context_cleanup(tr_dist_context **context) { tr_dist_context_end(*context); }
-/* The one that is current on this thread: in a function that was called, the caller's. NULL: none. */
+/* The context that is current on this thread; in a function that runs for another worker, the caller's context. NULL:
+ * none. */
 TR_API tr_dist_context *tr_dist_context_current(tr_rpc *rpc);
 
 typedef enum tr_dist_mode {
-    TR_DIST_FAST,  /* everything that was sent in the context takes part: no messages before the gradients */
-    TR_DIST_SMART, /* what takes part is found first: unused parts get no messages, and are not walked */
+    TR_DIST_FAST,  /* everything that was sent in the context takes part; no messages before the gradients */
+    TR_DIST_SMART, /* first finds out what takes part; unused parts get no messages and are not visited */
 } tr_dist_mode;
 
 typedef struct tr_dist_backward_options {
@@ -63,13 +67,14 @@ typedef struct tr_dist_backward_options {
     const char *file;         /* where the call is, for messages: the macro sets both */
     int line;
 } tr_dist_backward_options;
-/* Adds d(root)/d(leaf) to the context's gradient of every leaf, on all workers, and returns when all are there. A failure
- * or a dead worker anywhere ends it on all of them, with that cause. One at a time in a context. */
+/* Adds d(root)/d(leaf) to the context's gradient of every leaf, on all workers, and returns when all gradients are
+ * complete. A failure or a dead worker anywhere ends it on all workers, with that cause. One backward at a time in a
+ * context. */
 #define tr_dist_backward(...) \
     tr_dist_backward_with(TR__BRACES2(tr_dist_backward_options, context, root, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_dist_backward_with(const tr_dist_backward_options *options);
 
-/* This context's gradient of a leaf of this worker: its own object, not a copy; NULL when there is none. */
+/* This context's gradient of a leaf of this worker: the tensor itself, not a copy; NULL when there is none. */
 TR_API tr_tensor *tr_dist_grad(tr_dist_context *context, const tr_tensor *leaf);
 
 /* ---- Optimizers ---------------------------------------------------------------------------------------------------- */
@@ -120,44 +125,49 @@ typedef struct tr_dist_rule {
 #define TR_DIST_LARS(...) TR__DIST_RULE(TR_DIST_RULE_LARS, lars, __VA_ARGS__)
 #define TR_DIST_MUON(...) TR__DIST_RULE(TR_DIST_RULE_MUON, muon, __VA_ARGS__)
 
-/* An optimizer of parameters that live on any workers: one of ours on each owner, all driven from here. An object; thread-
- * safe. */
+/* An optimizer of parameters that live on any workers: each owner has an ordinary optimizer, and this object drives all
+ * of them. An object; thread-safe. */
 typedef struct tr_dist_optimizer tr_dist_optimizer;
 
-/* parameters: references to leaves that require a gradient. Their owners lay them out anew, as optimizers do. A count of -1, what
- * the functions below give when they fail, puts it in error with their failure. */
+/* parameters: references to leaves that require a gradient. Their owners place them in new memory, as optimizers do. A
+ * count of -1, which tr_dist_parameters() and tr_remote_parameters() return when they fail, puts the optimizer in error
+ * with their failure. */
 TR_API tr_dist_optimizer *tr_dist_optimizer_new(tr_rpc *rpc, tr_rref *const *parameters, int count, tr_dist_rule rule);
-/* Each owner makes one step from the context's gradients, all at the same time, and then has forgotten what stood at the
- * leaves themselves. On one owner steps, of any optimizers and contexts, run one after the other as they come. After a
- * failure the others have made their step. */
+/* Each owner makes one step from the context's gradients, all owners at the same time, and drops the gradients at the
+ * leaves themselves. On one owner, steps of any optimizers and contexts run one after the other, in the order in which
+ * they come. After a failure on one owner the others have made their step. */
 TR_API TR_MUST_CHECK tr_status tr_dist_step(tr_dist_optimizer *optimizer, tr_dist_context *context);
-/* From now on until tr_dist_step(), owners step a parameter during backwards in the context, as soon as its gradient there is
- * complete: all that this worker's and others' calls gave it, and under tr_ddp() the mean. tr_dist_step() then updates what is
- * left; together they do what it does alone. A parameter that a second backward reaches before that is an error, and so is
- * tr_dist_clip_grad_norm(). After a backward that failed some parameters have been stepped. */
+/* From now on until tr_dist_step(), owners step a parameter during backwards in the context, as soon as its gradient
+ * there is complete: with all that calls of this and other workers added to it, and under tr_ddp() the mean.
+ * tr_dist_step() then updates the other parameters; together they do what tr_dist_step() does alone. When a second
+ * backward reaches a parameter before tr_dist_step(), that is an error, and so is tr_dist_clip_grad_norm(). After a
+ * backward that failed, some parameters have been stepped. */
 TR_API TR_MUST_CHECK tr_status tr_dist_step_in_backward(tr_dist_optimizer *optimizer, tr_dist_context *context);
 TR_API TR_MUST_CHECK tr_status tr_dist_set_lr(tr_dist_optimizer *optimizer, double lr);
-/* As tr_clip_grad_norm(), over the context's gradients of all parameters on all workers. Shards and stages of which other ranks have
- * the rest, and parameters under tr_ddp() together with those of other workers, are refused: docs/parallel.md, "Clipping". */
+/* As tr_clip_grad_norm(), over the context's gradients of all parameters on all workers. It refuses shards and stages
+ * whose other parts are on other ranks, and parameters under tr_ddp() together with parameters of other workers:
+ * docs/parallel.md, "Clipping". */
 TR_API TR_MUST_CHECK tr_status tr_dist_clip_grad_norm(tr_dist_optimizer *optimizer, tr_dist_context *context,
     double max_norm, double *norm);
-/* The states of all owners, brought here, and back: copies, under the names of tr_optimizer_state(), where a parameter's
- * name is its place in the list: "3.exp_avg". Each owner loads all of its own or nothing. */
+/* The states of all owners, copied to this worker; tr_dist_optimizer_load() copies them back. The names are those of
+ * tr_optimizer_state(), with a parameter's place in the list as its name: "3.exp_avg". Each owner loads its whole part
+ * or nothing. */
 TR_API tr_tensor_list *tr_dist_optimizer_state(tr_dist_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_dist_optimizer_load(tr_dist_optimizer *optimizer, const tr_tensor_list *state);
 
 /* ---- Remote modules ------------------------------------------------------------------------------------------------ */
 
-/* The module that a reference leads to (a function that RETURNS(OBJECT) made it there), as one that is called like a local
- * one, alone or in others: its forward runs at its owner. It has no parameters here; one output. tr_train(), tr_eval() and
- * tr_seed() here count for the calls from here: it evaluates after tr_eval() here or at its owner, and its dropouts draw what
- * they would in a net of one process. */
+/* A module that stands for the one behind a reference (a function with RETURNS(OBJECT) made it on its owner). It is
+ * called like a local module, alone or inside others; its forward runs on the owner. It has no parameters here, and one
+ * output. tr_train(), tr_eval() and tr_seed() here apply to the calls from here: it runs in eval mode after tr_eval()
+ * here or on its owner, and its dropouts draw what they would in a net of one process. */
 TR_API tr_module *tr_remote_module(tr_rref *module);
-/* References to its parameters, in the order of tr_parameters(), into out, which has room for `most`; their number. -1 when it
- * failed, or out has too little room (TR_INVALID says how many there are). With a `most` of 0 it only counts. */
+/* Writes references to the module's parameters, in the order of tr_parameters(), to out, which has room for `most`.
+ * Returns their number. -1 on failure, also when out has too little room (TR_INVALID; the message says how many there
+ * are). With a `most` of 0 it only counts. */
 TR_API int tr_remote_parameters(tr_rref *module, tr_rref **out, int most);
-/* The same of a module of this worker's: those that are here, and those of remote modules in it, where they are. What stands
- * in several places counts once. */
+/* The same for a module of this worker: its parameters here, and those of remote modules inside it, on their owners. A
+ * parameter that is in several places counts once. */
 TR_API int tr_dist_parameters(tr_rpc *rpc, tr_module *module, tr_rref **out, int most);
 
 #ifdef __cplusplus

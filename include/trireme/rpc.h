@@ -11,7 +11,7 @@
  *     tr_tensor *y = tr_future_tensor(tr_rpc_sync(rpc, "ps", "scale", x, 2.0));
  *     TR_CHECK(tr_rpc_stop(rpc));
  *
- * Arguments and results are values: a tensor arrives as a copy of its own. docs/rpc.md says how it all works.
+ * Arguments and results are values: a tensor arrives as a copy. docs/rpc.md says how it all works.
  */
 #ifndef TRIREME_RPC_H
 #define TRIREME_RPC_H
@@ -26,7 +26,7 @@ extern "C" {
 typedef struct tr_rpc tr_rpc;       /* this rank as a worker; an object, thread-safe */
 typedef struct tr_future tr_future; /* a call, under way or done; an object, thread-safe */
 typedef struct tr_rref tr_rref;     /* a reference to a value that lives on one worker; an object, thread-safe */
-typedef struct tr_rpc_reply tr_rpc_reply; /* a call's answer that is yet to be given; an object, thread-safe */
+typedef struct tr_rpc_reply tr_rpc_reply; /* the deferred reply to a call; an object, thread-safe */
 
 /* ---- Values: what arguments and results can be ------------------------------------------------------------------- */
 
@@ -35,8 +35,8 @@ typedef struct tr_bytes {
     size_t size;
 } tr_bytes;
 
-/* X(NAME, member, C type, "text"). An OBJECT is any object of the library's, such as a module: a reference can hold it,
- * and functions on its owner get it, but it does not travel. */
+/* X(NAME, member, C type, "text"). An OBJECT is any object of the library, such as a module. A reference can hold it,
+ * and functions on its owner get it, but it is never sent. */
 #define TR_VALUE_MAP(X)                                \
     X(NONE, none, int, "none")                         \
     X(TENSOR, tensor, tr_tensor *, "tensor")           \
@@ -129,7 +129,7 @@ static inline tr_value tr_value_object(void *x)
 }
 static inline tr_value tr_value_same(tr_value x) { return x; }
 
-/* TR_VALUES(x, 2.0, "name"): 1 to 9 values from what they are in C; integers become i64, floats f64. */
+/* TR_VALUES(x, 2.0, "name"): makes 1 to 9 values from C expressions; integers become i64, floats f64. */
 #ifndef __cplusplus
 #define TR_VALUE(x) \
     _Generic((x), tr_tensor *: tr_value_tensor, tr_rref *: tr_value_rref, tr_tensor_list *: tr_value_tensors, \
@@ -155,7 +155,7 @@ static inline tr_value tr_value_same(tr_value x) { return x; }
 
 /* ---- Functions that others may call ------------------------------------------------------------------------------ */
 
-/* Calls the function: n values of the kinds in its signature. A failure's message is the thread's latest. */
+/* Calls the function with values of the kinds in its signature. On a failure the message is the thread's latest. */
 typedef tr_status (*tr_rpc_body)(void *state, const tr_value *arguments, tr_value *result);
 
 typedef struct tr_rpc_function {
@@ -174,8 +174,8 @@ typedef struct tr_rpc_function {
  *   RETURNS(TENSOR)  the value; an object in error fails the call
  *   RETURNS(NONE)    a tr_status
  *   TRIES(I64)       a tr_status; the value through a pointer that is its last argument
- * TR_RPC_WITH_STATE's function gets first the void * that it was registered with. What a function makes belongs to a
- * scope around its call. Arguments are valid until it returns; objects among them can be kept.
+ * The first argument of a TR_RPC_WITH_STATE function is the void * with which it was registered. Objects that a function
+ * makes belong to a scope around its call. Arguments are valid until it returns; objects among them can be kept.
  */
 #define TR_RPC(name, ...) TR__JOIN(TR__RPC_, TR__COUNT(__VA_ARGS__))(name, PLAIN, __VA_ARGS__)
 #define TR_RPC_WITH_STATE(name, ...) TR__JOIN(TR__RPC_, TR__COUNT(__VA_ARGS__))(name, STATE, __VA_ARGS__)
@@ -346,36 +346,43 @@ typedef struct tr_rpc_options {
     const char *given;
     tr_group *group;
     const char *name; /* this worker's, 1 to 63 bytes; NULL: "workerN", N its rank */
-    int threads;      /* that run functions at the same time; default 4. One that waits for another call does not count */
-    int timeout_ms;   /* of a call without its own, and of a worker's answer in tr_rpc_stop(); default 60,000 */
-    int queue_mb;     /* of calls under way to one worker; who calls more waits for room. 0: 256 */
+    int threads;      /* threads that run functions at the same time; default 4. A thread that waits for another call
+                         does not count */
+    int timeout_ms;   /* limit of a call without its own limit, and of a worker's answer in tr_rpc_stop(); default
+                         60,000 */
+    int queue_mb;     /* MiB of calls under way to one worker; a caller above it waits for room. 0: 256 */
 } tr_rpc_options;
-/* Makes the ranks of a group workers. Collective; two workers of one name are an error on all ranks. What the group
- * does meanwhile, and whether it is broken, is nothing to the calls. */
+/* Makes the ranks of a group workers. Collective; two workers with one name are an error on all ranks. The calls do not
+ * depend on what the group does meanwhile, or on whether it is broken. */
 #define tr_rpc_start(...) tr_rpc_start_with(TR__NAMED_OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
 TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
-/* Waits until all workers have called it and no call is under way anywhere, then ends. Workers that were lost by then are not
- * waited for, but all others are told of one, whether or not they called it, and return why, with its name:
+/* Waits until all workers have called it and no call is under way anywhere, then stops. It does not wait for workers
+ * that were lost by then. When one was lost, all other workers are told, whether or not that one had called it, and
+ * return the reason with its name:
  *   TR_PEER     it died, exited without tr_rpc_stop(), or its connection was cut;
- *   TR_FORMAT   it sent a damaged message, or what is no message;
- *   TR_TIMEOUT  it did not show in time the shared memory that a message of its named.
- * It has stopped all the same, and a program that goes on without a lost worker takes this for success. One that drops its agent
- * without tr_rpc_stop() has stopped, and is not lost. When nothing happens for the agent's timeout, the log function is told whom
- * all wait for (TR_LOG_WARN); a worker that does not answer for as long is given up, on all: TR_TIMEOUT, with its name. So is,
- * with its name and its worker's, a function that still runs when all have called tr_rpc_stop() and, for the agent's timeout, nobody
- * has waited for a call and no function has ended: its caller has given it up. One that is to run for longer needs a caller that
- * waits as long (the call's .timeout_ms). The agent lasts until it has returned, and so must what it uses. Values of
- * this one that others still refer to then are told to the log function, too; all references end with it, and waits for values that
- * were not made fail. Later calls, and those that other threads are just beginning, fail (TR_STATE), and so does it when it is called
- * twice, or by a function that runs for another worker. */
+ *   TR_FORMAT   it sent a damaged message, or something that is no message;
+ *   TR_TIMEOUT  it did not make available in time the shared memory that one of its messages names.
+ * This worker has stopped all the same, and a program that goes on without a lost worker takes these for success. A
+ * worker that drops its agent without tr_rpc_stop() has stopped, and is not lost.
+ *
+ * When nothing happens for the agent's timeout, the log function is told for whom all wait (TR_LOG_WARN). A worker that
+ * does not answer for as long is given up on all workers: TR_TIMEOUT, with its name. A function is given up in the same
+ * way, with its name and its worker's, when it still runs after all have called tr_rpc_stop(), and for the agent's
+ * timeout nobody has waited for a call and no function has ended: then its caller has given it up. For a function that
+ * needs longer, the caller must wait as long (the call's .timeout_ms). The agent lasts until that function has
+ * returned; what the function uses must last as long.
+ *
+ * Values of this worker that others still refer to are reported to the log function, too. All references end, and waits
+ * for values that were not made fail. Later calls fail (TR_STATE), also those that other threads are just starting.
+ * tr_rpc_stop() itself fails so when it is called twice, or by a function that runs for another worker. */
 TR_API TR_MUST_CHECK tr_status tr_rpc_stop(tr_rpc *rpc);
 TR_API int tr_rpc_rank(const tr_rpc *rpc);
 TR_API int tr_rpc_workers(const tr_rpc *rpc);
 TR_API int tr_rpc_worker(const tr_rpc *rpc, const char *name);      /* its rank; -1 when there is none */
 TR_API const char *tr_rpc_name(const tr_rpc *rpc, int worker);      /* NULL when there is none */
-/* On the thread that runs a function for another worker: who called; else -1. */
+/* In a function that runs for another worker: the rank of the caller; otherwise -1. */
 TR_API int tr_rpc_caller(void);
-/* The agent that runs the function this thread is in; NULL outside. */
+/* The agent that runs the function this thread is in; NULL outside such a function. */
 TR_API tr_rpc *tr_rpc_current(void);
 
 typedef struct tr_rpc_register_options {
@@ -385,33 +392,34 @@ typedef struct tr_rpc_register_options {
     const tr_rpc_function *function;
     void *state; /* what the function gets, if it takes one */
 } tr_rpc_register_options;
-/* Lets others call it by its name. Another function of that name is an error. */
+/* Lets other workers call the function by its name. A second function with that name is an error. */
 #define tr_rpc_register(...) tr_rpc_register_with(TR__BRACES2(tr_rpc_register_options, rpc, function, __VA_ARGS__))
 TR_API TR_MUST_CHECK tr_status tr_rpc_register_with(const tr_rpc_register_options *options);
 
-/* ---- Answers that come later ------------------------------------------------------------------------------------- */
+/* ---- Deferred replies -------------------------------------------------------------------------------------------- */
 
 /*
- * In a function that runs for another worker: takes over the call's reply, so that the function can return at once and any thread
- * answers later, with what else came or was computed meanwhile:
+ * In a function that runs for another worker: takes over the reply to the call. The function can then return at once,
+ * and any thread can reply later, with data that came or were computed meanwhile:
  *
  *     static tr_tensor *next_batch(int64_t size) { queue_push(&waiting, tr_keep(tr_rpc_defer()), size); return NULL; }
  *
  *     TR_CHECK(tr_reply_with(reply, tr_value_tensor(batch)));        (another thread)
  *     tr_release(reply);
  *
- * What the function then returns does not count, unless it is a failure, which answers the call if nobody has. No thread waits
- * meanwhile. The call goes on at its caller, until its timeout, and tr_rpc_stop() waits for it there; what is answered after that, or
- * after the caller died, is dropped. The last reference to a reply that goes without an answer fails the call, and so says the
- * error there. An agent that is dropped without tr_rpc_stop() lasts until its replies have gone. In error: outside such a function,
- * and the second time in one.
+ * What the function then returns is ignored, unless it is a failure: that answers the call if nobody has replied yet.
+ * No thread waits meanwhile. The call goes on at its caller until its timeout, and tr_rpc_stop() waits for it there. A
+ * reply after that, or after the caller died, is dropped. When the last reference to a reply is released without an
+ * answer, the call fails and its error says so. An agent that is dropped without tr_rpc_stop() lasts until its replies
+ * are released. tr_rpc_defer() returns a reply in error outside such a function, and the second time in one.
  */
 TR_API tr_rpc_reply *tr_rpc_defer(void);
-/* Answers with a value, of the kind that the function returns; an object in error fails the call. Once: a second answer is an error
- * (TR_STATE). TR_OK also when nobody waits for the answer any more. Another failure is why the value cannot be sent; the caller
- * hears it, too. The value is copied, or for tr_remote() kept, before this returns. */
+/* Replies with a value of the kind that the function returns; an object in error fails the call. Only once: a second
+ * reply is an error (TR_STATE). TR_OK also when nobody waits for the reply any more. Any other failure says why the
+ * value cannot be sent; the caller gets that failure, too. Before this returns the value is copied, or for tr_remote()
+ * kept. */
 TR_API TR_MUST_CHECK tr_status tr_reply_with(tr_rpc_reply *reply, tr_value value);
-/* Answers with a failure. */
+/* Replies with a failure. */
 TR_API TR_MUST_CHECK tr_status tr_reply_fail(tr_rpc_reply *reply, tr_status status, const char *message);
 
 /* ---- Calls ------------------------------------------------------------------------------------------------------- */
@@ -419,37 +427,43 @@ TR_API TR_MUST_CHECK tr_status tr_reply_fail(tr_rpc_reply *reply, tr_status stat
 typedef struct tr_rpc_call {
     size_t size;
     tr_rpc *rpc;
-    const char *to;        /* a worker's name; NULL: the one of number .worker */
+    const char *to;        /* a worker's name; NULL: the worker with the rank .worker */
     int worker;
     const char *function;
     const tr_value *arguments;
     int count;
     int timeout_ms;        /* 0: the agent's */
 } tr_rpc_call;
-/* tr_rpc_async(rpc, "ps", "add", a, b): up to 8 arguments. It returns at once, but for the queue's limit; arguments may
- * be changed then. tr_rpc_sync waits. The message of a call that failed is "rpc: add on \"ps\": " and the remote's.
- * tr_future_wait() tells its status, and the future that tr_rpc_sync gives is in error then. */
+/* tr_rpc_async(rpc, "ps", "add", a, b) calls a function with up to 8 arguments. It returns at once, unless the queue is
+ * full (.queue_mb of the agent); the arguments may be changed afterwards. tr_rpc_sync() also waits for the result. When
+ * a call fails, the message is "rpc: add on \"ps\": " and the remote message. tr_future_wait() returns its status, and
+ * the future that tr_rpc_sync() returned is in error. */
 #define tr_rpc_async(rpc, to, ...) tr_rpc_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__), false)
 #define tr_rpc_sync(rpc, to, ...) tr_rpc_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__), true)
-/* Runs the function there and leaves its result there: returns a reference to it, at once. */
+/* Runs the function on the other worker and leaves the result there. Returns a reference to the result at once. */
 #define tr_remote(rpc, to, ...) tr_rpc_remote_go((rpc), (to), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__))
 TR_API tr_future *tr_rpc_async_with(const tr_rpc_call *call);
 TR_API tr_future *tr_rpc_sync_with(const tr_rpc_call *call);
 TR_API tr_rref *tr_remote_with(const tr_rpc_call *call);
 
-/* Waits for the call and gives its status; may be called again, from any thread. A thread that waits helps on. */
+/* Waits for the call and returns its status. It may be called again, from any thread. A thread that waits runs other
+ * calls meanwhile. */
 TR_API TR_MUST_CHECK tr_status tr_future_wait(tr_future *future);
 TR_API bool tr_future_done(const tr_future *future);
-/* Calls callback(future, user) when it is done, in any thread; at once when it is. It must be short, and not wait. */
+/* Calls callback(future, user) when the call is done, in any thread; at once when it is already done. The callback must
+ * be short and must not wait. */
 TR_API TR_MUST_CHECK tr_status tr_future_then(tr_future *future, void (*callback)(tr_future *future, void *user),
     void *user);
-/* All: the first failure in the list's order. Any: the index of one that is done; -1 when the list is empty. */
+/* tr_future_wait_all(): the first failure in the list's order. tr_future_wait_any(): the index of one that is done; -1
+ * for an empty list. */
 TR_API TR_MUST_CHECK tr_status tr_future_wait_all(tr_future *const *list, int count);
 TR_API int tr_future_wait_any(tr_future *const *list, int count);
-/* Gives the call up: it ends with TR_CANCELLED unless it is done. A function that has not begun there never will. */
+/* Gives the call up: it ends with TR_CANCELLED, unless it is already done. A function that has not begun on the other
+ * worker never will. */
 TR_API TR_MUST_CHECK tr_status tr_future_cancel(tr_future *future);
-/* What came back; these wait. Of another kind, or of a failed call: an object in error, 0, NaN, NULL, and the
- * failure is the thread's latest. What a pointer points at is the future's own. */
+/* These wait for the result and return it. When the call failed, or the result is of another kind, they return an
+ * object in error, 0, NaN or NULL, and tr_error_message() has the failure. What a pointer points to belongs to the
+ * future. */
 TR_API const tr_value *tr_future_value(tr_future *future); /* NULL when it failed */
 TR_API tr_tensor *tr_future_tensor(tr_future *future);
 TR_API int64_t tr_future_i64(tr_future *future);
@@ -461,16 +475,17 @@ TR_API tr_tensor_list *tr_future_tensors(tr_future *future);
 
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
-/* A reference to a value that lives here, for others to have. */
+/* A reference to a value that lives on this worker, for other workers to use. */
 TR_API tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value);
 TR_API int tr_rref_owner(const tr_rref *ref); /* -1 in error */
-/* A copy of the value; on the owner the value itself. Waits, on the owner, until tr_remote()'s function has made it. */
+/* A future with a copy of the value; on the owner with the value itself. There it waits until tr_remote()'s function
+ * has made the value. */
 TR_API tr_future *tr_rref_to_here(tr_rref *ref);
-/* On the owner only: the value itself, which is the reference's. Waits as above. */
+/* On the owner only: the value itself, which belongs to the reference. Waits as above. */
 TR_API TR_MUST_CHECK tr_status tr_rref_local(tr_rref *ref, tr_value *out);
 /* tr_rref_call(ref, "method", a, b): runs a function on the owner with the value itself as its first argument. */
 #define tr_rref_call(ref, ...) tr_rref_go((ref), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__))
-/* Its result stays there, too. */
+/* The same, but the result stays on the owner; returns a reference to it. */
 #define tr_rref_remote(ref, ...) tr_rref_remote_go((ref), TR_VALUES(__VA_ARGS__), TR__COUNT(__VA_ARGS__))
 
 /* For the macros: the first value is the function's name. */
