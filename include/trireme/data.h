@@ -48,7 +48,8 @@ typedef struct tr_dataset_options {
 #define tr_dataset_new(...) tr_dataset_new_with(TR__BRACES2(tr_dataset_options, count, get, __VA_ARGS__))
 TR_API tr_dataset *tr_dataset_new_with(const tr_dataset_options *options);
 
-/* A dataset in error with a message of the program's own, for functions that make one: `return tr_dataset_fail(TR_FORMAT, "…", …);` */
+/* A dataset in error with a message of the program's own, for functions that make one: `return
+ * tr_dataset_fail(TR_FORMAT, "…", …);` */
 TR_API tr_dataset *tr_dataset_fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 
 /* A dataset that worker processes can make again, as a loader with .processes needs: make() is called in each process,
@@ -205,8 +206,8 @@ typedef struct tr_loader_options {
     bool shuffle;         /* a new order in every epoch; otherwise samples come by index, as in a DataLoader */
     uint64_t seed;        /* for the order and for each sample's random numbers */
     bool drop_last;       /* leave out an incomplete batch at the end */
-    tr_group *group;      /* its ranks divide each epoch, by a tr_distributed_sampler(), which all make alike: tr_loader_new() is
-                             collective then; NULL: this process alone */
+    tr_group *group;      /* its ranks divide each epoch by a tr_distributed_sampler(), with the same options on all
+                             ranks; tr_loader_new() is then collective; NULL: this process alone */
     tr_sampler *sampler;  /* instead of .shuffle and .group */
     tr_collate collate;   /* NULL: samples are stacked along a new first dimension */
     void *user;           /* for collate */
@@ -235,8 +236,9 @@ TR_API TR_MUST_CHECK tr_status tr_loader_next(tr_loader *loader, tr_batch *batch
 TR_API TR_MUST_CHECK tr_status tr_loader_set_epoch(tr_loader *loader, int64_t epoch);
 /* Sets the next batch by epoch and number, both from 0: how a resumed training begins. */
 TR_API TR_MUST_CHECK tr_status tr_loader_seek(tr_loader *loader, int64_t epoch, int64_t batch);
-/* Batches in an epoch, on this rank; 0 in error, and of an empty set. That is no error, as a rank's own set may be empty: each
- * tr_loader_next() is TR_END. So a loop that counts steps asks first. */
+/* Batches in an epoch, on this rank; 0 for a loader in error and for an empty set. An empty set is no error, because
+ * one rank's set may be empty: each tr_loader_next() is then TR_END. A loop that counts steps must ask for this number
+ * first. */
 TR_API int64_t tr_loader_batches(const tr_loader *loader);
 /* How many bad samples were skipped in the batches so far; a sample counts each time that a batch should have had it.
  * So the ranks' counts of an epoch have the same sum for any number of ranks, apart from duplicates. 0 in error. */
@@ -297,9 +299,10 @@ typedef struct tr_decode_options {
 #define tr_decode(...) TR__NEW2(tr_decode, tokenizer, ids, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_decode_with(const tr_decode_options *options);
 
-/* A hash of what a dataset is made of, not a cryptographic one: of tensors and files of numbers their bytes (of more than 64 MiB 64
- * pieces, evenly spread), of a folder of images their names and sizes, of slices and subsets which samples they have. What a
- * program's own functions do is not in it; 0 where nothing else is. `trireme train` compares it when it resumes on images. */
+/* A hash of a dataset's contents, not a cryptographic one. For tensors and files of numbers it covers their bytes
+ * (above 64 MiB, 64 evenly spread pieces); for a folder of images, names and sizes; for slices and subsets, which
+ * samples they have. A program's own functions are not covered; 0 when there is nothing else. `trireme train` compares
+ * it when it resumes on images. */
 TR_API uint64_t tr_dataset_hash(tr_dataset *set);
 
 /* ---- Texts ------------------------------------------------------------------------------------------------------- */

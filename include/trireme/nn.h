@@ -23,8 +23,8 @@ typedef struct tr_module tr_module;
         (module), (tr_tensor *[]){__VA_ARGS__}, (int)(sizeof((tr_tensor *[]){__VA_ARGS__}) / sizeof(tr_tensor *)))
 #endif
 TR_API tr_tensor *tr_forward_n(tr_module *module, tr_tensor *const *inputs, int n);
-/* Runs a module with several outputs, such as tr_lstm(): outputs gets its first n_outputs, at most as many as it has; all in error
- * after a failure. tr_forward() gives the first one only, and any module has at least that. */
+/* Runs a module with several outputs, such as tr_lstm(). outputs gets its first n_outputs, at most as many as it has;
+ * after a failure all of them are in error. tr_forward() returns only the first output, which every module has. */
 TR_API TR_MUST_CHECK tr_status tr_forward_many(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs,
     int n_outputs);
 
@@ -222,7 +222,7 @@ typedef struct tr_conv_transpose2d_options {
 #define tr_conv_transpose2d(...) TR__NEW3(tr_conv_transpose2d, in_channels, out_channels, kernel, __VA_ARGS__)
 TR_API tr_module *tr_conv_transpose2d_with(const tr_conv_transpose2d_options *options);
 
-/* Of sequences: [batch, channels, length]. */
+/* For sequences: [batch, channels, length]. */
 typedef tr_conv2d_options tr_conv1d_options;
 typedef tr_conv_transpose2d_options tr_conv_transpose1d_options;
 #define tr_conv1d(...) TR__NEW3(tr_conv1d, in_channels, out_channels, kernel, __VA_ARGS__)
@@ -243,7 +243,7 @@ TR_API tr_module *tr_max_pool2d_layer_with(const tr_pool2d_layer_options *option
 TR_API tr_module *tr_avg_pool2d_layer_with(const tr_pool2d_layer_options *options);
 TR_API tr_module *tr_adaptive_avg_pool2d_layer(int64_t height, int64_t width);
 TR_API tr_module *tr_adaptive_max_pool2d_layer(int64_t height, int64_t width);
-/* Of sequences: [batch, channels, length]. */
+/* For sequences: [batch, channels, length]. */
 typedef tr_pool2d_layer_options tr_pool1d_layer_options;
 #define tr_max_pool1d_layer(...) tr_max_pool1d_layer_with(TR__NAMED_OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
 #define tr_avg_pool1d_layer(...) tr_avg_pool1d_layer_with(TR__NAMED_OPTIONS1(tr_pool1d_layer_options, kernel, __VA_ARGS__))
@@ -255,7 +255,7 @@ TR_API tr_module *tr_adaptive_max_pool1d_layer(int64_t length);
 typedef struct tr_interpolate_layer_options {
     size_t size;
     const char *given;
-    double scale;          /* or 0, and */
+    double scale;          /* the factor; 0: the sizes below instead */
     int64_t height, width; /* of the result */
     tr_interpolation mode;
     bool align_corners;
@@ -273,12 +273,12 @@ typedef struct tr_batch_norm2d_options {
     tr_dtype dtype;    /* of weight and bias; the running statistics are f32, or f64 */
     bool relu;         /* the result is max(0, norm + residual): cheaper than a ReLU module behind this one */
 } tr_batch_norm2d_options;
-/* tr_forward(norm, x), or tr_forward(norm, x, residual), which is added to the norm. In training mode it normalizes by the batch's
- * statistics, and updates the buffers running_mean, running_var and num_batches_tracked (i64); after tr_eval() it normalizes by the
- * buffers. */
+/* tr_forward(norm, x), or tr_forward(norm, x, residual), which adds residual to the norm. In training mode it
+ * normalizes by the batch's statistics, and updates the buffers running_mean, running_var and num_batches_tracked
+ * (i64). After tr_eval() it normalizes by the buffers. */
 #define tr_batch_norm2d(...) TR__NEW1(tr_batch_norm2d, channels, __VA_ARGS__)
 TR_API tr_module *tr_batch_norm2d_with(const tr_batch_norm2d_options *options);
-/* The same of [batch, channels] or sequences. */
+/* The same for [batch, channels] or sequences. */
 typedef tr_batch_norm2d_options tr_batch_norm1d_options;
 #define tr_batch_norm1d(...) TR__NEW1(tr_batch_norm1d, channels, __VA_ARGS__)
 TR_API tr_module *tr_batch_norm1d_with(const tr_batch_norm1d_options *options);
@@ -294,7 +294,7 @@ TR_API tr_module *tr_dropout_layer(double p);
 /* A module without parameters from a function: tr_activation_layer(tr_gelu). */
 TR_API tr_module *tr_activation_layer(tr_tensor *(*function)(tr_tensor *x));
 TR_API tr_module *tr_relu_layer(void);
-/* Of functions with an argument, which ops.h tells. PyTorch's ReLU6 and Hardtanh are tr_clamp_layer(0, 6) and (-1, 1). */
+/* Functions with an argument, which ops.h explains. PyTorch's ReLU6 and Hardtanh are tr_clamp_layer(0, 6) and (-1, 1). */
 TR_API tr_module *tr_leaky_relu_layer(double slope);
 TR_API tr_module *tr_elu_layer(double alpha);
 TR_API tr_module *tr_celu_layer(double alpha);
@@ -310,7 +310,7 @@ typedef struct tr_prelu_options {
     double init;       /* default 0.25 */
     tr_dtype dtype;
 } tr_prelu_options;
-/* He et al. 2015: a parameter weight, [1] or [channels], times what is below 0. */
+/* He et al. 2015: values below 0 are multiplied by a parameter weight, [1] or [channels]. */
 #define tr_prelu(...) TR__NEW0(tr_prelu, __VA_ARGS__)
 TR_API tr_module *tr_prelu_with(const tr_prelu_options *options);
 
@@ -337,8 +337,8 @@ TR_API tr_module *tr_module_new(const char *name, size_t state_bytes, tr_forward
 typedef tr_status (*tr_forward_many_function)(tr_module *self, tr_tensor *const *inputs, int n, tr_tensor **outputs);
 TR_API tr_module *tr_module_new_many(const char *name, size_t state_bytes, int outputs, tr_forward_many_function forward);
 TR_API void *tr_module_state(const tr_module *module);
-/* Sets the function that gives back what the module's state holds, such as tr_keep()'s references and memory: it runs once, with the
- * state, when the module's last reference goes. A replica's copy of the state holds nothing of its own. */
+/* Sets the function that frees what the module's state holds, such as references of tr_keep() and memory. It runs once,
+ * with the state, when the module's last reference is released. A replica's copy of the state holds nothing of its own. */
 TR_API void tr_module_on_release(tr_module *module, void (*release)(void *state));
 TR_API const char *tr_module_name(const tr_module *module);
 /* Describes settings that the forward depends on and that neither name nor shapes show: tr_module_detail(m, "heads %d",

@@ -1,6 +1,6 @@
 /*
- * Trireme, optimizers. An optimizer lays the parameters it gets, their gradients and its own state out in flat arenas
- * (unless they lie in one already) and updates them in one pass.
+ * Trireme, optimizers. An optimizer places its parameters, their gradients and its own state in flat arenas (unless
+ * they are in one already) and updates them in one pass.
  */
 #ifndef TRIREME_OPTIM_H
 #define TRIREME_OPTIM_H
@@ -68,7 +68,7 @@ typedef struct tr_rmsprop_options {
     double eps;           /* default 1e-8 */
     double weight_decay;  /* added to the gradient */
     double momentum;
-    bool centered;        /* divides by the gradients' deviation, not their size */
+    bool centered;        /* divides by the standard deviation of the gradients, not by their root mean square */
 } tr_rmsprop_options;
 /* As torch.optim.RMSprop: Tieleman & Hinton 2012. */
 #define tr_rmsprop(...) TR__NEW1(tr_rmsprop, parameters, __VA_ARGS__)
@@ -81,7 +81,7 @@ typedef struct tr_adagrad_options {
     double lr;            /* default 1e-2 */
     double lr_decay;      /* the n-th step's lr is lr / (1 + (n - 1) lr_decay) */
     double weight_decay;  /* added to the gradient */
-    double initial_accumulator; /* what the sums of squares begin with */
+    double initial_accumulator; /* the start value of the sums of squares */
     double eps;           /* default 1e-10 */
 } tr_adagrad_options;
 /* As torch.optim.Adagrad: Duchi et al. 2011. */
@@ -147,11 +147,12 @@ typedef struct tr_rprop_options {
     size_t size;
     const char *given;
     tr_tensor_list *parameters;
-    double lr;                 /* the first step's size; later it does nothing. Default 1e-2 */
-    double decrease, increase; /* of the size, where a gradient's sign changes and where it does not; default 0.5, 1.2 */
-    double least, most;        /* sizes; default 1e-6, 50 */
+    double lr;                 /* the size of the first step; not used later. Default 1e-2 */
+    double decrease, increase; /* factors of the step size, where a gradient's sign changes and where it does not;
+                                  default 0.5, 1.2 */
+    double least, most;        /* limits of the step size; default 1e-6, 50 */
 } tr_rprop_options;
-/* As torch.optim.Rprop: Riedmiller & Braun 1993. For gradients of all the data. */
+/* As torch.optim.Rprop: Riedmiller & Braun 1993. It needs gradients over the whole data set. */
 #define tr_rprop(...) TR__NEW1(tr_rprop, parameters, __VA_ARGS__)
 TR_API tr_optimizer *tr_rprop_with(const tr_rprop_options *options);
 
@@ -168,7 +169,7 @@ typedef struct tr_lion_options {
 #define tr_lion(...) TR__NEW1(tr_lion, parameters, __VA_ARGS__)
 TR_API tr_optimizer *tr_lion_with(const tr_lion_options *options);
 
-/* LAMB, LARS and Muon look at whole parameters: they cannot be sharded (tr_shard_optimizer). */
+/* LAMB, LARS and Muon need whole parameters: they cannot be sharded (tr_shard_optimizer). */
 typedef struct tr_lamb_options {
     size_t size;
     const char *given;
@@ -177,7 +178,7 @@ typedef struct tr_lamb_options {
     double beta1, beta2;  /* default 0.9, 0.999 */
     double eps;           /* default 1e-6 */
     double weight_decay;  /* default 0.01 */
-    bool matrices_only;   /* parameters with fewer than two dimensions (biases, norms) do not decay and keep lr as it is */
+    bool matrices_only;   /* parameters with fewer than two dimensions (biases, norms) have no decay and use lr itself */
 } tr_lamb_options;
 /* You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2. */
 #define tr_lamb(...) TR__NEW1(tr_lamb, parameters, __VA_ARGS__)
@@ -205,12 +206,13 @@ typedef struct tr_muon_options {
     double momentum;      /* default 0.95 */
     double weight_decay;  /* default 0.1. Decoupled */
     double eps;           /* default 1e-7 */
-    int iterations;       /* of Newton and Schulz; default 5 */
-    bool plain;           /* momentum that is not Nesterov's */
-    bool match_adamw;     /* steps of the size of AdamW's, so that its lr and weight_decay do: Liu et al. 2025 */
+    int iterations;       /* Newton-Schulz iterations; default 5 */
+    bool plain;           /* ordinary momentum, not Nesterov's */
+    bool match_adamw;     /* scales steps to the size of AdamW's, so that AdamW's lr and weight_decay fit: Liu et al.
+                             2025 */
 } tr_muon_options;
-/* As torch.optim.Muon: Jordan et al. 2024. For the matrices in a net's middle; embeddings, biases and norms go to another
- * optimizer. */
+/* As torch.optim.Muon: Jordan et al. 2024. For the matrices in the middle of a net; give embeddings, biases and norms
+ * to another optimizer. */
 #define tr_muon(...) TR__NEW1(tr_muon, parameters, __VA_ARGS__)
 TR_API tr_optimizer *tr_muon_with(const tr_muon_options *options);
 
@@ -218,44 +220,49 @@ typedef struct tr_param_group_options {
     size_t size;
     const char *given;
     tr_optimizer *optimizer;
-    const tr_tensor_list *parameters; /* some of the optimizer's; names do not matter */
-    double lr_scale;      /* their learning rate is this times the optimizer's, whatever tr_set_lr() makes of that; 0: they stay
-                             as they are but for momentum that they have; not given: as it was, at first 1 */
-    double weight_decay;  /* not given: as it was */
+    const tr_tensor_list *parameters; /* some of the optimizer's parameters; names do not matter */
+    double lr_scale;      /* their learning rate is lr_scale times the optimizer's, also after tr_set_lr(). 0: they
+                             change only by momentum that they have. Not given: unchanged, at first 1 */
+    double weight_decay;  /* not given: unchanged */
 } tr_param_group_options;
-/* Gives parameters a pace of their own, from the next step on: PyTorch's parameter groups. Groups may overlap: of
- * each value the one that was given last counts. */
+/* Gives some parameters their own learning rate and weight decay from the next step on, as PyTorch's parameter groups.
+ * Groups may overlap: of each value the latest one counts. */
 #define tr_param_group(...) TR__NEW2(tr_param_group, optimizer, parameters, __VA_ARGS__)
 TR_API TR_MUST_CHECK tr_status tr_param_group_with(const tr_param_group_options *options);
 
-/* tr_step(optimizer): one update from the gradients that are there; a parameter without one stays as it is. A warning in the log,
- * once, says where a loop seems to lack its TR_SCOPE: after 100 steps in one scope that holds more objects at each, and 64 MiB more. */
+/* tr_step(optimizer): one update from the current gradients; a parameter without a gradient stays as it is. When a loop
+ * seems to lack its TR_SCOPE, the log gets one warning with its place: after 100 steps in one scope that holds more
+ * objects at each step, and 64 MiB more. */
 #define tr_step(optimizer) tr_step_at((optimizer), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_step_at(tr_optimizer *optimizer, const char *file, int line);
 /*
- * Steps in backward: from now on tr_backward() updates each parameter the moment its gradient is final, its hooks have seen it
- * and nothing in the graph has yet to read the parameter, and gives the gradient up (Lv et al. 2023). There is no memory for
- * all gradients then, four bytes an f32 parameter; the results are those of a step after backward, bit for bit. The loop stays
- * as it is, but tr_set_lr() comes before the backward: tr_step() then only ends the step, and tr_zero_grad() has nothing to do.
+ * Steps in backward: from now on tr_backward() updates each parameter as soon as its gradient is final, its hooks have
+ * seen it, and nothing in the graph still has to read the parameter. Then it frees the gradient (Lv et al. 2023). So no
+ * memory is needed for all gradients, four bytes per f32 parameter. The results are those of a step after backward, bit
+ * for bit. The loop stays as it is, except that tr_set_lr() comes before the backward. tr_step() then only ends the
+ * step, and tr_zero_grad() has nothing to do.
  *
- * Of a module that is in tr_ddp() before it is switched on, on the CPU, gradients are averaged before: a bucket's parameters are
- * updated when all ranks have sent it, in the same order on all ranks, and its memory goes to the next bucket. All ranks switch it
- * alike.
+ * A module that was in tr_ddp() before this is switched on, on the CPU: gradients are averaged first. The parameters of
+ * a bucket are updated when all ranks have sent it, in the same order on all ranks, and its memory goes to the next
+ * bucket. All ranks switch it alike.
  *
- * One backward a step: another one before tr_step() is refused, as its gradients could not be added. So are clipping, gradient
- * scaling, tr_shard_optimizer() and distributed backwards, and parameters that several optimizers or tr_ddp()s have; tr_grad() of
- * a parameter is a tensor in error. A backward that fails says so when it has updated parameters before, and so does tr_step()
- * after it: each is as it was, or one step on, or, if it is the weight of a linear layer that takes 64 MiB or more, one step on in its
- * first rows only, as its gradient is computed and applied by blocks of rows. Switched off, it steps in tr_step() again.
+ * Only one backward per step: another one before tr_step() is refused, because its gradients could not be added. Also
+ * refused are clipping, gradient scaling, tr_shard_optimizer(), distributed backwards, and parameters that belong to
+ * several optimizers or tr_ddp()s. tr_grad() of a parameter is a tensor in error.
+ *
+ * When a backward fails after it has updated parameters, its message says so, and so does the next tr_step(). Each
+ * parameter is then as it was, or one step on. The weight of a linear layer that takes 64 MiB or more may be one step
+ * on in its first rows only, because its gradient is computed and applied in blocks of rows. Switched off, the
+ * optimizer steps in tr_step() again.
  */
 TR_API TR_MUST_CHECK tr_status tr_step_in_backward(tr_optimizer *optimizer, bool on);
-/* Forgets all gradients: costs nothing, the next backward overwrites them. On an optimizer in error it does nothing:
- * tr_step() reports it. */
+/* Drops all gradients, which costs nothing: the next backward overwrites them. On an optimizer in error it does
+ * nothing; tr_step() reports the error. */
 TR_API void tr_zero_grad(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_set_lr(tr_optimizer *optimizer, double lr);
 TR_API double tr_lr(const tr_optimizer *optimizer);
-/* tr_optimizer_state(optimizer): moments (the optimizer's own, not copies) and step counts by parameter name:
- * "h.0.ln_1.weight.exp_avg". After the dot stand PyTorch's names:
+/* tr_optimizer_state(optimizer): moments (the optimizer's own tensors, not copies) and step counts, by parameter name:
+ * "h.0.ln_1.weight.exp_avg". PyTorch's names follow the dot:
  *   Adam, AdamW   exp_avg, exp_avg_sq, with AMSGrad max_exp_avg_sq, step
  *   SGD           with momentum momentum_buffer, step, else nothing
  *   RMSprop       square_avg, when centered grad_avg, with momentum momentum_buffer, step
@@ -266,28 +273,28 @@ TR_API double tr_lr(const tr_optimizer *optimizer);
  *   Rprop         prev, step_size, step
  *   Lion          exp_avg, step
  *   LARS, Muon    momentum_buffer, step
- * The learning rate is not among them. tr_optimizer_load(optimizer, state) is all or nothing, as tr_load_state_dict(). */
+ * The learning rate is not part of it. tr_optimizer_load(optimizer, state) loads all or nothing, as tr_load_state_dict(). */
 #define tr_optimizer_state(optimizer) tr_optimizer_state_at((optimizer), TR__FILE, TR__LINE)
 #define tr_optimizer_load(optimizer, state) tr_optimizer_load_at((optimizer), (state), TR__FILE, TR__LINE)
 TR_API tr_tensor_list *tr_optimizer_state_at(tr_optimizer *optimizer, const char *file, int line);
 TR_API TR_MUST_CHECK tr_status tr_optimizer_load_at(tr_optimizer *optimizer, const tr_tensor_list *state, const char *file,
     int line);
 
-/* tr_clip_grad_norm(optimizer, max_norm, &norm): scales all gradients so that their joint 2-norm is at most max_norm (Pascanu et al.
- * 2013). norm, when not NULL, gets the norm from before. A norm that is not finite is an error, and changes nothing. It is the norm of
- * the whole model also where this rank has shards of parameters (tensor parallelism) or one stage of a pipeline: the ranks that have
- * the others call it, too, and all scale by the same factor. */
+/* tr_clip_grad_norm(optimizer, max_norm, &norm): scales all gradients so that their joint 2-norm is at most max_norm
+ * (Pascanu et al. 2013). norm, when not NULL, gets the norm before scaling. A norm that is not finite is an error and
+ * changes nothing. Where this rank has shards of parameters (tensor parallelism) or one stage of a pipeline, it is the
+ * norm of the whole model: the ranks with the other parts must call it, too, and all scale by the same factor. */
 #define tr_clip_grad_norm(optimizer, max_norm, norm) \
     tr_clip_grad_norm_at((optimizer), (max_norm), (norm), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm_at(tr_optimizer *optimizer, double max_norm, double *norm, const char *file,
     int line);
 
 /*
- * Gradient scaling (Micikevicius et al. 2018), for f16, whose smallest numbers small gradients fall below: as
- * torch.amp.GradScaler. The loss is multiplied by a scale before backward, the gradients divided by it before the step. A step
- * whose gradients are not finite is left out and makes the scale smaller; many in a row that are finite make it larger. Ranks
- * whose gradients are the same (DDP) decide alike; so do those that have shards of parameters or stages of a pipeline, for which
- * dividing the gradients is collective.
+ * Gradient scaling (Micikevicius et al. 2018), as torch.amp.GradScaler: for f16, where small gradients would become 0.
+ * The loss is multiplied by a scale before backward, and the gradients are divided by it before the step. A step whose
+ * gradients are not finite is left out and makes the scale smaller. Many steps in a row with finite gradients make it
+ * larger. Ranks with the same gradients (DDP) decide alike. So do ranks that have shards of parameters or stages of a
+ * pipeline: for them dividing the gradients is collective.
  *
  *     TR_CHECK(tr_backward(tr_scale_loss(scaler, loss)));
  *     TR_CHECK(tr_scaled_step(scaler, opt));
@@ -297,25 +304,26 @@ typedef struct tr_grad_scaler tr_grad_scaler; /* an object */
 typedef struct tr_grad_scaler_options {
     size_t size;
     const char *given;
-    double scale;     /* at first; default 65536 */
+    double scale;     /* the initial scale; default 65536 */
     double growth;    /* default 2 */
     double backoff;   /* default 0.5 */
-    int64_t interval; /* steps in a row before it grows; default 2000 */
+    int64_t interval; /* finite steps in a row before the scale grows; default 2000 */
 } tr_grad_scaler_options;
 #define tr_grad_scaler_new(...) tr_grad_scaler_new_with(TR__NAMED_OPTIONS0(tr_grad_scaler_options, __VA_ARGS__))
 TR_API tr_grad_scaler *tr_grad_scaler_new_with(const tr_grad_scaler_options *options);
-/* loss times the scale, in f32 at least. */
+/* loss times the scale, in f32 or f64. */
 TR_API tr_tensor *tr_scale_loss(tr_grad_scaler *scaler, tr_tensor *loss);
-/* tr_unscale_grad(scaler, optimizer, &finite): divides the optimizer's gradients by the scale, for clipping or looking at them before
- * the step; once between two updates. finite, when not NULL: whether all are; the step will be left out otherwise. */
+/* tr_unscale_grad(scaler, optimizer, &finite): divides the optimizer's gradients by the scale, so that the program can
+ * clip or look at them before the step; once between two tr_update_scale(). finite, when not NULL, says whether all
+ * gradients are finite; if not, the step will be left out. */
 #define tr_unscale_grad(scaler, optimizer, finite) tr_unscale_grad_at((scaler), (optimizer), (finite), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_unscale_grad_at(tr_grad_scaler *scaler, tr_optimizer *optimizer, bool *finite,
     const char *file, int line);
-/* tr_scaled_step(scaler, optimizer): divides unless that is done, and steps unless a gradient is not finite; once between two
- * updates. */
+/* tr_scaled_step(scaler, optimizer): divides the gradients unless that is done, and steps unless a gradient is not
+ * finite; once between two tr_update_scale(). */
 #define tr_scaled_step(scaler, optimizer) tr_scaled_step_at((scaler), (optimizer), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_scaled_step_at(tr_grad_scaler *scaler, tr_optimizer *optimizer, const char *file, int line);
-/* After the steps of all optimizers. Returns whether all were made. */
+/* Call it after the steps of all optimizers. Returns whether all steps were made. */
 TR_API bool tr_update_scale(tr_grad_scaler *scaler);
 TR_API double tr_grad_scale(const tr_grad_scaler *scaler);
 /* "scale" and "growth_tracker", copies, for a checkpoint. */
@@ -336,7 +344,7 @@ typedef struct tr_cosine_lr_options {
 #define tr_cosine_lr(...) TR__NEW3(tr_cosine_lr, step, lr, steps, __VA_ARGS__)
 TR_API double tr_cosine_lr_with(const tr_cosine_lr_options *options);
 
-/* lr gamma^(step / step_size), rounded down; NaN, which tr_set_lr() refuses, when step_size is less than 1. */
+/* lr gamma^n, where n is step / step_size, rounded down. NaN, which tr_set_lr() refuses, when step_size is less than 1. */
 typedef struct tr_step_lr_options {
     size_t size;
     const char *given;
@@ -348,8 +356,8 @@ typedef struct tr_step_lr_options {
 #define tr_step_lr(...) TR__NEW3(tr_step_lr, step, lr, step_size, __VA_ARGS__)
 TR_API double tr_step_lr_with(const tr_step_lr_options *options);
 
-/* lr gamma^n, where n of the milestones are at step or before it: tr_multi_step_lr(step, 0.1, (int64_t[]){30, 60}, .count = 2).
- * NaN, which tr_set_lr() refuses, without a .count. */
+/* lr gamma^n, where n is the number of milestones at or before step: tr_multi_step_lr(step, 0.1, (int64_t[]){30, 60},
+ * .count = 2). NaN, which tr_set_lr() refuses, without a .count. */
 typedef struct tr_multi_step_lr_options {
     size_t size;
     const char *given;
@@ -369,7 +377,7 @@ TR_API double tr_exponential_lr(int64_t step, double lr, double gamma);
 /* lr/steps, 2 lr/steps, … up to lr at steps - 1, lr from there on. */
 TR_API double tr_warmup_lr(int64_t step, double lr, int64_t steps);
 
-/* lr times a factor that goes in a straight line from `from` to `to` at steps, and stays there: torch's LinearLR. */
+/* lr times a factor that changes linearly from `from` at step 0 to `to` at steps, and then stays: torch's LinearLR. */
 typedef struct tr_linear_lr_options {
     size_t size;
     const char *given;
@@ -401,7 +409,7 @@ typedef struct tr_one_cycle_lr_options {
     int64_t step;
     double lr;           /* the largest */
     int64_t steps;
-    double rise;         /* the part of the steps that goes up; default 0.3 */
+    double rise;         /* the fraction of the steps that goes up; default 0.3 */
     double divide;       /* default 25 */
     double final_divide; /* default 1e4 */
     bool linear;         /* in straight lines */
@@ -412,21 +420,21 @@ TR_API double tr_one_cycle_lr_with(const tr_one_cycle_lr_options *options);
 
 /* One schedule after the other, each of which counts its steps from 0: torch's SequentialLR. */
 typedef struct tr_lr_phase {
-    int64_t steps;                          /* how many it has; the last phase goes on after them */
+    int64_t steps;                          /* its number of steps; the last phase goes on after them */
     double (*lr)(int64_t step, void *user);
     void *user;
 } tr_lr_phase;
 /* NaN without phases. */
 TR_API double tr_sequential_lr(int64_t step, const tr_lr_phase *phases, int count);
 
-/* What a plateau schedule remembers: zeros at first; a program that stops and goes on saves it and restores it. */
+/* The state of a plateau schedule: zeros at first. A program that stops and resumes must save and restore it. */
 typedef struct tr_plateau {
     double lr, best;
-    int64_t bad, rest; /* measurements since the best one; and yet to be passed over after a reduction */
+    int64_t bad, rest; /* measurements since the best one; measurements still to be ignored after a reduction */
     bool begun;
 } tr_plateau;
-/* Takes a measurement, and multiplies the learning rate by factor when more than `patience` in a row were not better than
- * the best, as NaN never is: torch's ReduceLROnPlateau. Returns the learning rate to go on with. */
+/* Takes a measurement. When more than `patience` measurements in a row were not better than the best, it multiplies the
+ * learning rate by factor: torch's ReduceLROnPlateau. NaN is never better. Returns the learning rate to go on with. */
 typedef struct tr_plateau_lr_options {
     size_t size;
     const char *given;
@@ -435,10 +443,10 @@ typedef struct tr_plateau_lr_options {
     double lr;         /* where it starts */
     double factor;     /* default 0.1 */
     int64_t patience;  /* default 10; a binding that fills in the struct asks for none by -1 */
-    double threshold;  /* better is by more than this part of the best; default 1e-4 */
-    bool absolute;     /* better is by more than the threshold itself */
+    double threshold;  /* better means: by more than this fraction of the best; default 1e-4 */
+    bool absolute;     /* better means: by more than the threshold itself */
     bool maximize;     /* larger metrics are better */
-    int64_t cooldown;  /* measurements after a reduction that do not count */
+    int64_t cooldown;  /* measurements after a reduction that are ignored */
     double min_lr;
 } tr_plateau_lr_options;
 #define tr_plateau_lr(...) TR__NEW3(tr_plateau_lr, state, metric, lr, __VA_ARGS__)

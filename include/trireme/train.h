@@ -199,8 +199,8 @@ typedef struct tr_evaluate_options {
 } tr_evaluate_options;
 /* Runs net in eval mode and without a graph over a whole epoch of the loader, from its start, and moves y to the
  * outputs' device. Afterwards its modules are in their former modes. Duplicates do not count, so any number of ranks
- * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it, with loaders over
- * the same set: the score of sets that differ, which are not compared, mixes parts of them. */
+ * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it, with
+ * loaders over the same set. The sets are not compared: the score of different sets mixes parts of them. */
 #define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 
@@ -256,8 +256,9 @@ typedef struct tr_trainer_options {
     bool stop_on_spike;         /* a gradient norm above 1,000 times the median of the last 100 (at least 20) steps is a
                                    warning in the log that names the rank and the parameter. With this it is
                                    TR_INVALID instead, and the step is not applied */
-    bool step_after_backward;   /* all gradients are there until the step has been made, for on_step of tr_fit() to read,
-                                   and none is applied before all are known to be finite (in the steps that look) */
+    bool step_after_backward;   /* keep all gradients until the step has been made, so that on_step of tr_fit() can read
+                                   them; none is applied before all are known to be finite (in the steps that check
+                                   this) */
     const char *file;           /* where the call is, for messages: the macro sets both */
     int line;
 } tr_trainer_options;
