@@ -1,15 +1,16 @@
 /*
  * Trireme, kernels: what a kernel for each op gets. For plug-ins (trireme/device.h) and whoever registers kernels.
  *
- * An op's inputs, outputs and their shapes stand in src/ops/ops.def, a row per op, and docs/ops.md says what each
- * computes; here are its attributes. Ops without a struct below have none. A kernel of the library's op takes any
- * strides and every dtype that the op does, or declines. f16 and bf16 are computed in f32. "accumulate" in attributes:
- * add to the output rather than overwrite it. Outputs of backward ops that nobody wants have data NULL.
+ * src/ops/ops.def has a row for each op, with its inputs, outputs and their shapes, and docs/ops.md says what each op
+ * computes. This header has the attributes; an op without a struct below has none. A kernel of one of the library's ops
+ * takes any strides and every dtype that the op does, or declines. f16 and bf16 are computed in f32. "accumulate" in
+ * attributes means: add to the output instead of overwriting it. Outputs of backward ops that nobody wants have data
+ * NULL.
  *
- * Ops of the rows view, permute, expand, slice and split make views: there is no kernel. cat, pad, cast and to are made
- * of the kernels copy and fill where a device has none of their own.
+ * The ops view, permute, expand, slice and split make views: they have no kernel. Where a device has no kernels of its
+ * own for cat, pad, cast and to, the library uses its kernels copy and fill.
  *
- * Beside the rows of ops.def, and fill, copy and random (trireme/device.h), the library asks for these:
+ * Besides the rows of ops.def, and fill, copy and random (trireme/device.h), the library asks for these kernels:
  *
  *   sum_squares    x: [n], a float -> y: [1] f64    y <- y + the sum of the squares of x, summed in f64 in a fixed order
  *   batch_norm_move  mean: [c], var: [c] ->         the running statistics, in place, of any floats: each is
@@ -24,7 +25,7 @@
  *                  states?: three of [n],           are overwritten; lamb's and muon's states are updated here, and muon's
  *                  direction?: [n]                  direction is written (src/optim/lars.c, lamb.c, muon.c)
  *
- * Mixed: under autocast `add` gets f32 and 16-bit floats together, and its output is f32.
+ * Mixed dtypes: under autocast `add` gets f32 and 16-bit floats together, and its output is f32.
  *
  * In place: `affine`, `add`, `clamp` and the other elementwise ops may get an output that is exactly one of their
  * inputs.
@@ -34,7 +35,8 @@
 
 #include <trireme/ops.h>
 
-/* settings: lr and weight_decay as the optimizer was made, which `lr` and `weight_decay` override; then its own:
+/* settings: first the lr and weight_decay with which the optimizer was made, which `lr` and `weight_decay` below
+ * override; then the rule's own:
  *
  *   sgd        momentum, dampening, nesterov              state: momentum_buffer, only with momentum
  *   adam(w)    beta1, beta2, eps, decoupled               exp_avg, exp_avg_sq, (amsgrad:) max_exp_avg_sq
@@ -44,17 +46,19 @@
  *   rprop      decrease, increase, least, most            nadam (beta1, beta2, eps, momentum_decay, decoupled), radam (beta1,
  *                                                         beta2, eps, decoupled), rmsprop (alpha, eps, centered, momentum)
  *
- * The last setting is 1 where states are bf16 (sgd, adam, adamw, lion): the rule computes in f32, and the states are rounded
- * stochastically, by a halfword r of Philox4x32-10. At the element with the place i in the arena, of state k:
+ * The last setting is 1 when states are bf16 (sgd, adam, adamw, lion). The rule then computes in f32, and the states
+ * are rounded stochastically, by a 16-bit number r from Philox4x32-10. For the element at place i in the arena, and
+ * state k:
  *
  *   key = mix(0x62663136, step), a step of splitmix64; counter = (0, i / 8); h = the (i % 8)th of the 8 halfwords, lowest first
  *   r = h (1, 0x9e37, 0x79b9)[k] mod 2^16; y = (bits of the f32 + r) >> 16; NaN stays NaN
  *
- * What is not given of the states has data NULL. */
+ * States that are not given have data NULL. */
 typedef struct tr_step_attrs {
-    int64_t step; /* these parameters' own, from 1 */
+    int64_t step; /* the step count of these parameters, from 1 */
     double lr, weight_decay;
-    double factor; /* nadam: its product of momenta; lars, lamb, muon: what follows from the measure; else 0 */
+    double factor; /* nadam: its product of momenta; lars, lamb, muon: the factor that follows from the measure;
+                      otherwise 0 */
     double settings[8];
     int64_t place; /* of the first element in the parameters' arena: a multiple of 32 */
 } tr_step_attrs;
@@ -84,7 +88,7 @@ typedef struct tr_pow_attrs {
 typedef struct tr_dropout_attrs {
     double p;
     uint64_t seed, step, first_sample;
-    uint64_t source; /* the library's own: which module these numbers are of, while a step is captured; not for kernels */
+    uint64_t source; /* internal, not for kernels: the module that these numbers are for, while a step is captured */
 } tr_dropout_attrs;
 
 typedef struct tr_reduce_attrs {
@@ -106,8 +110,8 @@ typedef struct tr_topk_attrs {
 typedef struct tr_rotary_attrs {
     double base;
     int64_t first;    /* position */
-    bool interleaved; /* pairs are neighbours; else dim/2 apart */
-    bool back;        /* the other way round */
+    bool interleaved; /* pairs are neighbours; otherwise dim/2 apart */
+    bool back;        /* rotates in the opposite direction */
 } tr_rotary_attrs;
 
 typedef struct tr_pad_attrs {
@@ -138,7 +142,8 @@ typedef struct tr_conv_transpose2d_attrs {
 
 typedef struct tr_pool2d_attrs {
     int kernel, stride, padding;
-    bool line;                       /* of sequences: images of height 1, windows too, and no padding above and below */
+    bool line;                       /* for sequences: images and windows have height 1, and there is no padding above
+                                        and below */
     int64_t out_height, out_width;   /* of an adaptive pooling's y; kernel is 0 then */
     tr_shape image;                  /* of x, and the order in memory of its gradient */
     int64_t image_stride[TR_MAX_DIMS];
@@ -148,7 +153,7 @@ typedef struct tr_interpolate_attrs {
     tr_interpolation mode;
     bool align_corners;
     int64_t height, width;             /* of y */
-    double scale_height, scale_width;  /* 0: y's sizes by x's */
+    double scale_height, scale_width;  /* 0: the ratio of y's and x's sizes */
     tr_shape image;                    /* of x, and the order in memory of its gradient */
     int64_t image_stride[TR_MAX_DIMS];
 } tr_interpolate_attrs;

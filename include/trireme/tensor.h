@@ -149,7 +149,8 @@ TR_API tr_tensor *tr_wrap_element(int element, void *data, tr_shape shape, tr_dt
 /* For an object in error, and for NULL, these give TR_SCALAR, 0, TR_F32, cpu:0, NULL. */
 TR_API tr_shape tr_shape_of(const tr_tensor *t);
 TR_API int tr_ndim(const tr_tensor *t);
-TR_API int64_t tr_size(const tr_tensor *t, int dim); /* dim may be negative: -1 is the last; 0 when there is no such dim */
+TR_API int64_t tr_size(const tr_tensor *t, int dim); /* dim may be negative: -1 is the last; 0 for a dim that t does not
+                                                        have */
 TR_API int64_t tr_stride(const tr_tensor *t, int dim); /* in elements */
 TR_API int64_t tr_numel(const tr_tensor *t);
 TR_API tr_dtype tr_dtype_of(const tr_tensor *t);
