@@ -242,9 +242,9 @@ TR_API TR_MUST_CHECK tr_status tr_step_at(tr_optimizer *optimizer, const char *f
  * for bit. The loop stays as it is, except that tr_set_lr() comes before the backward. tr_step() then only ends the
  * step, and tr_zero_grad() has nothing to do.
  *
- * A module that was in tr_ddp() before this is switched on, on the CPU: gradients are averaged first. The parameters of
- * a bucket are updated when all ranks have sent it, in the same order on all ranks, and its memory goes to the next
- * bucket. All ranks switch it alike.
+ * For a module that was in tr_ddp() before this was switched on, on the CPU, gradients are averaged first. The
+ * parameters of a bucket are updated when all ranks have sent it, in the same order on all ranks, and the bucket's
+ * memory goes to the next one. All ranks must switch it alike.
  *
  * Only one backward per step: another one before tr_step() is refused, because its gradients could not be added. Also
  * refused are clipping, gradient scaling, tr_shard_optimizer(), distributed backwards, and parameters that belong to
@@ -256,8 +256,8 @@ TR_API TR_MUST_CHECK tr_status tr_step_at(tr_optimizer *optimizer, const char *f
  * optimizer steps in tr_step() again.
  */
 TR_API TR_MUST_CHECK tr_status tr_step_in_backward(tr_optimizer *optimizer, bool on);
-/* Drops all gradients, which costs nothing: the next backward overwrites them. On an optimizer in error it does
- * nothing; tr_step() reports the error. */
+/* Drops all gradients. This costs nothing: the next backward overwrites them. On an optimizer in error it does nothing;
+ * tr_step() reports the error. */
 TR_API void tr_zero_grad(tr_optimizer *optimizer);
 TR_API TR_MUST_CHECK tr_status tr_set_lr(tr_optimizer *optimizer, double lr);
 TR_API double tr_lr(const tr_optimizer *optimizer);
