@@ -84,13 +84,13 @@ void tr__add_numbers(cJSON *object, const tr__number *n)
     for (; n->key; n++) cJSON_AddNumberToObject(object, n->key, n->value);
 }
 
-/* Can a file take the path's place in one step? /dev/stdout, and what stands in a folder of somebody else's are written to. */
+/* Can a file take the path's place in one step? Not that of /dev/stdout, a link to no file, or another user's file or folder. */
 static bool can_replace(const char *path)
 {
     struct stat s;
     char folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s", path);
-    bool plain = stat(path, &s) != 0 || (S_ISREG(s.st_mode) && access(path, W_OK) == 0);
+    bool plain = lstat(path, &s) != 0 || (S_ISREG(s.st_mode) && s.st_uid == geteuid() && access(path, W_OK) == 0);
     return plain && access(dirname(folder), W_OK) == 0;
 }
 

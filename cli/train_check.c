@@ -198,13 +198,15 @@ static int check_folder(tr__train *t)
     return -1;
 }
 
-/* Hours later would be late to learn that the results cannot be written. Until they are there is no file, or that of before. */
+/* Hours later would be late to learn that the results cannot be written. Until they are there is no file, or that of before;
+ * where a link leads to none, an empty one. */
 static int check_json(const tr__train *t)
 {
     if (!t->json) return -1;
     int fd = open(t->json, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd >= 0) unlink(t->json);
     else if (errno == EEXIST) fd = open(t->json, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT) fd = open(t->json, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tr__complain(t->command, "cannot write %s: %s", t->json, strerror(errno));
     close(fd);
     return -1;

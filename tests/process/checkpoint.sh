@@ -96,6 +96,14 @@ says 'cannot write .*/elsewhere/kept: File too large'
 expect 0 '^a/checkpoint-6: whole' verify a --json link
 says '"fine":	true' elsewhere/kept
 [ -h link ] && [ "$(ls elsewhere)" = kept ] || fail "not one file: $(ls elsewhere)"
+rm elsewhere/kept # the link stays without it, too
+expect 0 '^a/checkpoint-6: whole' verify a --json link
+[ -h link ] && says '"fine":	true' elsewhere/kept || fail "the results have taken the place of a link"
+if [ "$(id -u)" = 0 ]; then # so does the owner
+    chown 1234 elsewhere/kept
+    expect 0 '^a/checkpoint-6: whole' verify a --json link
+    [ "$(stat -c %u elsewhere/kept)" = 1234 ] && says '"fine":	true' elsewhere/kept || fail "the results are another's"
+fi
 "$TRIREME" checkpoint verify a --json /dev/stderr >out 2>err || fail "exit code $?"
 says '"fine":	true' err
 

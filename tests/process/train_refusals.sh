@@ -86,6 +86,9 @@ done
 "$TRIREME" train gpt $sizes --steps 2 --data text --out made --json made/r.json >out 2>err ||
     fail "no results in the folder that it makes"
 [ -s made/r.json ] || fail "empty results"
+ln -s linked.json to.json
+"$TRIREME" train gpt $sizes --steps 2 --data text --out linked --json to.json >out 2>err || fail "no results behind a link: $(cat err)"
+[ -h to.json ] && [ -s linked.json ] || fail "the results have taken the place of a link"
 if [ "$(id -u)" != 0 ]; then
     mkdir readonly && chmod 500 readonly
     refuses_train 1 "cannot write into readonly: Permission denied" --data text --out readonly
