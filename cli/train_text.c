@@ -156,8 +156,8 @@ static int check_text(tr__train *t, int64_t world)
             "of %d takes at least %d: give a longer text or a smaller --context", t->data, training + validation, unit(m), training,
             m->context, window(m));
     if (t->keep_best && !t->resume && validation < window(m))
-        return tr__complain(t->command, "--keep-best: nothing is validated, as %s leaves %" PRId64 " %s for that, and a context of %d "
-            "takes at least %d", t->data, validation, unit(m), m->context, window(m));
+        return tr__complain(t->command, "--keep-best: nothing is validated, as %s leaves %" PRId64 " %s for that, and a context of "
+            "%d takes at least %d", t->data, validation, unit(m), m->context, window(m));
     char content[sizeof t->content];
     snprintf(content, sizeof content, "%" PRId64 " %s, %016" PRIx64, training + validation, unit(m),
              tr_text_hash(m->text));

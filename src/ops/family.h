@@ -21,8 +21,8 @@
 #undef DECLARE_NO
 #undef DECLARE_KERNEL
 
-/* The backward of an op of one input: its gradient, of g, which has arrived, of x and y, input and output 0 where the row saves them,
- * and of a, the attributes. */
+/* The backward of an op of which input 0 alone has a gradient: that, of g, which has arrived, of x and y, input and output 0 where
+ * the row saves them, and of a, the attributes. */
 #define TR__BACKWARD(name, attrs_type, gradient)                                             \
     tr_status tr__##name##_backward(tr_backward_call *call)                                  \
     {                                                                                        \

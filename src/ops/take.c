@@ -229,8 +229,8 @@ static tr_status check_given_ids(const char *op, const tr_tensor *ids, int64_t l
 tr_tensor *tr_index_select(tr_tensor *x, int dim, tr_tensor *ids)
 {
     int d;
-    if (!x || !ids) return tr__tensor_fail(TR_INVALID, "index_select: %s NULL", x ? "ids are" : "x is");
-    if (tr__bad(x) || tr__bad(ids)) return tr__tensor_pass(tr__bad(x) ? x : ids);
+    TR__REQUIRE("index_select", "x", x);
+    TR__REQUIRE("index_select", "input 'ids'", ids);
     if (tr__dim("index_select", x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
     if (ids->shape.ndim != 1)
         return tr__tensor_fail(TR_SHAPE, "index_select: ids are %s: they must be [n]", TR__TEXT(ids->shape));
@@ -252,7 +252,7 @@ tr_tensor *tr_flip(tr_tensor *x, int dim)
 
 tr_tensor *tr_one_hot(tr_tensor *ids, int64_t classes, tr_dtype dtype)
 {
-    TR__REQUIRE("one_hot", "ids", ids);
+    TR__REQUIRE("one_hot", "input 'ids'", ids);
     tr_shape column = ids->shape;
     if (classes < 0 || column.ndim == TR_MAX_DIMS)
         return tr__tensor_fail(TR_SHAPE, "one_hot: there is no tensor of ids %s with %lld classes", TR__TEXT(column),

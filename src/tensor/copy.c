@@ -68,15 +68,15 @@ typedef struct transposed {
 } transposed;
 
 /* to: [rows, columns], of at most a tile; steps are in elements. */
-#define MOVE_TILE(type)                                                                                               \
-    static inline __attribute__((always_inline)) void move_tile_##type(char *to, int64_t to_step, const char *from,               \
-        int64_t from_step, int64_t rows, int64_t columns)                                                             \
-    {                                                                                                                 \
-        type tile[TILE][TILE];                                                                                        \
-        for (int64_t c = 0; c < columns; c++)                                                                         \
-            memcpy(tile[c], (const type *)from + c * from_step, sizeof(type) * (size_t)rows);                         \
-        for (int64_t r = 0; r < rows; r++)                                                                            \
-            for (int64_t c = 0; c < columns; c++) ((type *)to)[r * to_step + c] = tile[c][r];                         \
+#define MOVE_TILE(type)                                                                                                \
+    static inline __attribute__((always_inline)) void move_tile_##type(char *to, int64_t to_step, const char *from,    \
+        int64_t from_step, int64_t rows, int64_t columns)                                                              \
+    {                                                                                                                  \
+        type tile[TILE][TILE];                                                                                         \
+        for (int64_t c = 0; c < columns; c++)                                                                          \
+            memcpy(tile[c], (const type *)from + c * from_step, sizeof(type) * (size_t)rows);                          \
+        for (int64_t r = 0; r < rows; r++)                                                                             \
+            for (int64_t c = 0; c < columns; c++) ((type *)to)[r * to_step + c] = tile[c][r];                          \
     }
 MOVE_TILE(uint8_t)
 MOVE_TILE(uint16_t)

@@ -414,7 +414,8 @@ static void numbers_of_elements_that_are_not_there(void **state)
     expect(tr_index_select(x, 1, row), TR_SHAPE, "index_select: ids are [1, 3]: they must be [n]");
     expect(tr_index_select(x, 1, ids(3, 2, 9)), TR_INVALID, "index_select: id 9 at position 2 is outside the 4 elements");
     expect(tr_one_hot(ids(0, 1, 2), 2, TR_F32), TR_INVALID, "one_hot: id 2 at position 2 is outside the 2 classes");
-    expect(tr_index_select(x, 1, NULL), TR_INVALID, "index_select: ids are NULL");
+    expect(tr_index_select(x, 1, NULL), TR_INVALID, "index_select: input 'ids' is NULL");
+    expect(tr_one_hot(NULL, 2, TR_F32), TR_INVALID, "one_hot: input 'ids' is NULL");
     expect(tr_one_hot(x, 2, TR_F32), TR_DTYPE, "one_hot: ids are f32 [3, 4]: they must be i64 or i32");
     expect(tr_one_hot(ids(0, 1, 2), -2, TR_F32), TR_SHAPE, "one_hot: there is no tensor of ids [3] with -2 classes");
     expect(tr_flip(x, 2), TR_SHAPE, "flip: no dimension 2 in [3, 4]");

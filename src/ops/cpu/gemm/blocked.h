@@ -232,7 +232,8 @@ static void multiply_panel(const block *blk, int64_t i, int64_t rows, float *pac
         if (t.residual) t.residual += TILE_COLUMNS;
     }
     if (!blk->last || blk->transposed) return;
-    for (int64_t r = 0; r < rows && blk->p->slope; r++) row_times_slope(blk->requested, i + r, blk->column, blk->columns, c + r * t.c_row);
+    for (int64_t r = 0; r < rows && blk->p->slope; r++)
+        row_times_slope(blk->requested, i + r, blk->column, blk->columns, c + r * t.c_row);
     if (blk->c_in_place || blk->bf16_in_place) return;
     for (int64_t r = 0; r < rows; r++) write_row(blk, i + r, c + r * t.c_row);
 }
