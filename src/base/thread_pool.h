@@ -13,8 +13,8 @@ tr__pool *tr__pool_new(int threads);
 void tr__pool_free(tr__pool *pool);
 int tr__pool_threads(const tr__pool *pool);
 
-/* Calls body(arg, begin, end) over [0, n) on this thread and the pool's, in pieces of equal size, about grain or more; returns when
- * all are done. When the pool is at work for another thread, or for this one (a nested loop), it all runs here. */
+/* Calls body(arg, begin, end) over [0, n) on this thread and the pool's, in pieces of equal size, at least half of grain; returns
+ * when all are done. When the pool is at work for another thread, or for this one (a nested loop), it all runs here. */
 typedef void (*tr__pool_body)(void *arg, int64_t begin, int64_t end);
 void tr__pool_for(tr__pool *pool, int64_t n, int64_t grain, tr__pool_body body, void *arg);
 

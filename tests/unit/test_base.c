@@ -394,6 +394,38 @@ static void every_iteration_runs_once(void **state)
     }
 }
 
+typedef struct sizes {
+    pthread_mutex_t lock;
+    int64_t count, least, most;
+} sizes;
+
+static void note_size(void *arg, int64_t begin, int64_t end)
+{
+    sizes *s = arg;
+    pthread_mutex_lock(&s->lock);
+    if (!s->count++ || end - begin < s->least) s->least = end - begin;
+    if (end - begin > s->most) s->most = end - begin;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* A last piece of what is left would have the other threads wait for one, or be done before them. */
+static void pieces_are_equal(void **state)
+{
+    (void)state;
+    for (int threads = 2; threads <= 4; threads++) {
+        tr__pool *pool = tr__pool_new(threads);
+        for (int round = 0; round < 200; round++) {
+            int64_t n = 1 + round * 211 % 5003, grain = 1 + round * 37 % 500;
+            sizes s = {.lock = PTHREAD_MUTEX_INITIALIZER};
+            tr__pool_for(pool, n, grain, note_size, &s);
+            assert_true(s.most - s.least <= 1 && (s.count == 1) == (n <= grain));
+            assert_true(2 * s.least >= grain || s.count == 1);
+            if (n >= grain * threads) assert_int_equal(s.count % threads, 0);
+        }
+        tr__pool_free(pool);
+    }
+}
+
 /* A forked child has none of the pool's threads: it computes alone, and does not wait for them, nor when it frees the pool. */
 static void a_forked_child_needs_no_workers(void **state)
 {
@@ -640,6 +672,7 @@ int main(void)
         cmocka_unit_test(the_end_of_a_loop_is_no_failure),
         cmocka_unit_test(names_are_known),
         cmocka_unit_test(every_iteration_runs_once),
+        cmocka_unit_test(pieces_are_equal),
         cmocka_unit_test(a_forked_child_needs_no_workers),
         cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
