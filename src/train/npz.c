@@ -255,6 +255,13 @@ static zip_int64_t archive_target(void *user, void *data, zip_uint64_t length, z
     }
 }
 
+/* libzip takes no name with control characters for UTF-8. In ASCII it is the same in the other encoding that archives know. */
+static zip_flags_t encoding_of(const char *name)
+{
+    while (*name && !(*name & 0x80)) name++;
+    return *name ? ZIP_FL_ENC_UTF_8 : ZIP_FL_ENC_CP437;
+}
+
 static tr_status add_array(writer *w, zip_t *zip, const char *name, const tr_tensor *t, bool compress)
 {
     char *text;
@@ -269,7 +276,7 @@ static tr_status add_array(writer *w, zip_t *zip, const char *name, const tr_ten
         return status;
     }
     zip_source_t *source = zip_source_function(zip, array_source, a);
-    zip_int64_t index = source ? zip_file_add(zip, text, source, ZIP_FL_ENC_UTF_8) : -1;
+    zip_int64_t index = source ? zip_file_add(zip, text, source, encoding_of(text)) : -1;
     if (index < 0 || zip_set_file_compression(zip, (zip_uint64_t)index, compress ? ZIP_CM_DEFLATE : ZIP_CM_STORE, LEVEL) < 0 ||
         zip_file_set_dostime(zip, (zip_uint64_t)index, 0, FIRST_DAY, 0) < 0)
         status = tr__fail(TR_INVALID, "npz: cannot add %s: %s", text, zip_strerror(zip));

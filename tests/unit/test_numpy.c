@@ -148,6 +148,20 @@ static void test_lists_come_back(void **state)
     }
 }
 
+static void test_names_of_any_kind_come_back(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const char *const names[] = {"", "a b", "caf\xc3\xa9", "/x/../y", "line\nof\ttwo", "\1\x1f", "\x7f"};
+    tr_tensor_list *list = tr_list_new();
+    for (int i = 0; i < 7; i++) TR_CHECK(tr_list_add(list, names[i], tr_full(i, TR_SHAPE(1))));
+    TR_CHECK(tr_npz_save(files_path("names.npz"), list));
+    tr_tensor_list *back = tr_npz_load(files_path("names.npz"));
+    for (int i = 0; i < 7; i++) assert_same(tr_list_at(list, i), tr_list_find(back, names[i]));
+    TR_CHECK(tr_list_add(list, "caf\xc3\xa9\1", tr_ones(TR_SHAPE(1)))); /* libzip knows no encoding of this one */
+    assert_failed(tr_npz_save(files_path("names.npz"), list), TR_INVALID, "cannot add caf");
+}
+
 /* What stood there before stays. */
 static void test_a_disk_that_is_full(void **state)
 {
@@ -444,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_versions_of_the_format),
         cmocka_unit_test(test_an_array_is_written_as_numpy_does),
         cmocka_unit_test(test_lists_come_back),
+        cmocka_unit_test(test_names_of_any_kind_come_back),
         cmocka_unit_test(test_a_disk_that_is_full),
         cmocka_unit_test(test_what_numpy_has_not),
         cmocka_unit_test(test_headers),
