@@ -237,6 +237,50 @@ static void a_receiver_that_does_not_read_is_a_timeout(void **state)
     finish(&j);
 }
 
+enum { ANNOUNCED = 2 << 20 }; /* f32; more than goes out unasked for */
+static const setting few_bytes = {.transport = "tcp", .unexpected_bytes = 1 << 20};
+
+static tr_status stop_behind_an_announcement(rank *r)
+{
+    float small[2] = {0}, *large = calloc(ANNOUNCED, sizeof *large);
+    CHECK(large);
+    TR_SCOPE;
+    tr_work *works[2] = {NULL};
+    tr_status status;
+    if (r->number == 1) {
+        works[0] = tr_send_async(r->group, small, 1, .peer = 0, .tag = 6);
+        works[1] = tr_send_async(r->group, large, ANNOUNCED, .peer = 0, .tag = 9);
+        status = tr_send(r->group, small, 2, .peer = 0, .tag = 7);
+        raise(SIGSTOP);
+        for (int i = 0; i < 2 && status == TR_OK; i++) status = tr_wait(works[i]);
+    } else {
+        status = tr_recv(r->group, small, 2, .peer = 1, .tag = 7); /* what was sent before it is here */
+        while (status == TR_OK && !atomic_load(&r->post->reports)) usleep(1000);
+        if (status == TR_OK) status = tr_recv(r->group, large, ANNOUNCED, .peer = 1, .tag = 9, .timeout_ms = 500);
+    }
+    free(large);
+    return status;
+}
+
+/* A message of another tag is no reason for a receive whose own has been announced. */
+static void a_message_that_stops_on_its_way_is_a_timeout(void **state)
+{
+    (void)state;
+    job j;
+    int stopped;
+    start_job_in(&j, &few_bytes, 2, stop_behind_an_announcement, NULL);
+    assert_int_equal(waitpid(j.ranks[1].pid, &stopped, WUNTRACED), j.ranks[1].pid);
+    assert_true(WIFSTOPPED(stopped));
+    atomic_store(&j.posts[0].reports, 1);
+    reap(&j, 0);
+    kill(j.ranks[1].pid, SIGCONT);
+    reap(&j, 1);
+    if (j.posts[0].status != TR_TIMEOUT || !strstr(j.posts[0].text, "waited 0.5 s for rank 1 (pid ") ||
+        strstr(j.posts[0].text, "another tag"))
+        fail_msg("rank 0 says '%s'", j.posts[0].text);
+    finish(&j);
+}
+
 static void count_reports(tr_log_level level, const char *message, void *user)
 {
     (void)level;
@@ -310,6 +354,7 @@ int main(void)
         cmocka_unit_test(idle_ranks_know_at_once),
         cmocka_unit_test(a_stopped_rank_is_a_timeout),
         cmocka_unit_test(a_receiver_that_does_not_read_is_a_timeout),
+        cmocka_unit_test(a_message_that_stops_on_its_way_is_a_timeout),
         cmocka_unit_test(a_rank_that_is_stopped_for_long_is_reported_and_goes_on),
         cmocka_unit_test_teardown(two_hosts_share_data, remove_hosts),
     };

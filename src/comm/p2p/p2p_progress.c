@@ -72,7 +72,8 @@ enum { OTHER_TEXT = TR__CALL_TEXT + 64 };
 static char *other_text(const tr__p2p_peer *peer, const tr__p2p_op *op, char text[OTHER_TEXT])
 {
     text[0] = 0;
-    if (op->work->collective.kind != TR_RECV || !peer->arrived.first) return text;
+    bool comes = op->frame.id || peer->reading == op; /* its own message: it was announced, or part of it is here */
+    if (op->work->collective.kind != TR_RECV || comes || !peer->arrived.first) return text;
     char call[TR__CALL_TEXT];
     tr__signature sent = tr__p2p_sent(peer->engine, &peer->arrived.first->frame);
     snprintf(text, OTHER_TEXT, "; what came from it is for another tag: %s", tr__signature_text(&sent, call));
