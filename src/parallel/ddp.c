@@ -406,9 +406,9 @@ static void explain_mismatch(const tr__ddp *d, tr_status status)
         for (int k = 0; k < d->state->count && !first; k++)
             if (d->state->entries[k].tensor == leaf) first = d->state->entries[k].name;
     }
-    tr__fail_context(status, "ddp: calls of another frozen set, or of none, come from ranks with other frozen parameters (tr_freeze()), which must "
-        "be the same; here %d of %d are frozen%s%s%s", count, d->n_params, first ? ", the first is \"" : "", first ? first : "",
-        first ? "\"" : "");
+    tr__fail_context(status, "ddp: calls of another frozen set, or of none, come from ranks with other frozen parameters "
+        "(tr_freeze()), which must be the same; here %d of %d are frozen%s%s%s", count, d->n_params,
+        first ? ", the first is \"" : "", first ? first : "", first ? "\"" : "");
 }
 
 static tr_status backward_ends(void *user, tr_status status)

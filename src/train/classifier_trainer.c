@@ -114,7 +114,8 @@ static tr_status make_loaders(tr_trainer *t, const tr_classifier_trainer_options
     TR__TRY(tr_status_of(w->loader));
     if (!o->validation || !tr_dataset_count(o->validation)) return TR_OK;
     /* Without .group, as above: what the ranks must have alike is compared with all other settings. */
-    sampler = tr_distributed_sampler(tr_dataset_count(o->validation), .rank = t->rank, .world_size = t->world_size, .in_order = true);
+    sampler = tr_distributed_sampler(tr_dataset_count(o->validation), .rank = t->rank, .world_size = t->world_size,
+                                     .in_order = true);
     w->judged =
         tr_keep(tr_loader_new(o->validation, .batch = t->plan.micro_batch, .workers = workers, .sampler = sampler,
                               .device = t->device, .on_bad = o->on_bad));

@@ -297,7 +297,8 @@ static void add_to_profile(const tr__record_entry *e)
     uint32_t what = GET(e->call.what);
     tr__span span = {.kind = TR__SPAN_COLLECTIVE, .begin = GET(e->started) ? GET(e->started) : GET(e->posted)};
     snprintf(span.name, sizeof span.name, "%s", tr__kind_name((tr_collective_kind)(what & 0xff)));
-    snprintf(span.detail, sizeof span.detail, "%s[%lld]", tr_dtype_name((tr_dtype)(what >> 8 & 0xff)), (long long)GET(e->call.count));
+    snprintf(span.detail, sizeof span.detail, "%s[%lld]", tr_dtype_name((tr_dtype)(what >> 8 & 0xff)),
+        (long long)GET(e->call.count));
     tr__profile_add(span);
 }
 
