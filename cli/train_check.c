@@ -283,8 +283,9 @@ int tr__train_check(tr__train *t)
         return tr__complain(t->command, "--max-restarts %d, but the launcher starts ranks again %s times: leave it out here, and "
             "give it to `trireme run`", t->max_restarts, restarts ? restarts : "0");
     if (t->min_ranks && (t->under_launcher || !t->max_restarts))
-        return tr__complain(t->command, "--min-ranks: %s", !t->under_launcher ? "no rank starts again without --max-restarts"
-            : "leave it out here, and give it to `trireme run`, which starts ranks again");
+        return tr__complain(t->command, "--min-ranks %d, but %s", t->min_ranks, t->under_launcher
+            ? "it is the launcher that starts ranks again: leave it out here, and give it to `trireme run`"
+            : "without --max-restarts no ranks are started again");
     if (restarts) t->max_restarts = atoi(restarts);
     if (restarts && t->max_restarts > 0 && !t->out)
         return tr__complain(t->command,

@@ -170,7 +170,7 @@ static tr_status prepare(run *r)
     if (o->max_restarts < 0)
         return tr_fail(TR_INVALID, "cluster: .max_restarts is %d: it takes 0 and more", o->max_restarts);
     if (o->min_ranks < 0 || (o->min_ranks && !o->max_restarts))
-        return tr_fail(TR_INVALID, "cluster: .min_ranks is %d: it is 1 or more, and needs .max_restarts", o->min_ranks);
+        return tr_fail(TR_INVALID, "cluster: .min_ranks is %d: it takes 0 and more, above 0 only with .max_restarts", o->min_ranks);
     if (o->port < 0 || o->port > 65535) return tr_fail(TR_INVALID, "cluster: port %d is not in 0 … 65535", o->port);
     if (!getcwd(r->folder, sizeof r->folder))
         return tr_fail(TR_IO, "cluster: this folder has no name: %s", strerror(errno));

@@ -578,7 +578,7 @@ static tr_status check_options(const tr_launch_options *o)
     if (o->max_restarts < 0)
         return tr__fail(TR_INVALID, "launch: .max_restarts is %d: it takes 0 and more", o->max_restarts);
     if (o->min_ranks < 0 || (o->min_ranks && !o->max_restarts))
-        return tr__fail(TR_INVALID, "launch: .min_ranks is %d: it is 1 or more, and needs .max_restarts", o->min_ranks);
+        return tr__fail(TR_INVALID, "launch: .min_ranks is %d: it takes 0 and more, above 0 only with .max_restarts", o->min_ranks);
     if (o->grace_ms < 0) return tr__fail(TR_INVALID, "launch: grace_ms is %d: it takes 0 and more", o->grace_ms);
     if (o->job && (!*o->job || strlen(o->job) > TR_LAUNCH_JOB_NAME || strpbrk(o->job, "/ \t\n")))
         return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);

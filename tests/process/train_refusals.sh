@@ -122,7 +122,8 @@ for command in "train gpt" "train bert" "train resnet18" sample "tokenizer train
     ! grep -e '(\([^()]*\)).*(default \1)' -e '(default -' out >twice || fail "$command: a default is told twice, or cannot be given: $(cat twice)"
 done
 
-refuses_train 1 "--min-ranks: no rank starts again without --max-restarts" --data text --min-ranks 1 --out x
+# Or else it would be ignored.
+refuses_train 1 "--min-ranks 2, but without --max-restarts no ranks are started again" --data text --min-ranks 2 --out x
 
 # Under a launcher, by either name of the option.
 export RANK=0 WORLD_SIZE=1
@@ -130,7 +131,7 @@ for ranks in "--ranks 3" "--ranks=3" "-n 3" -n3; do
     refuses 1 "--ranks 3, but the launcher has started 1: leave --ranks out" train gpt $sizes --data text $ranks --out x
 done
 refuses 1 "--max-restarts 3, but the launcher starts ranks again 0 times" train gpt $sizes --data text --max-restarts 3 --out x
-refuses 1 "--min-ranks: leave it out here, and give it to \`trireme run\`" train gpt $sizes --data text --min-ranks 1 --out x
+refuses 1 "--min-ranks 2, but it is the launcher that starts ranks again" train gpt $sizes --data text --min-ranks 2 --out x
 unset RANK WORLD_SIZE
 
 # Resuming: other options, another text, no checkpoint, damage. A training is never written over.

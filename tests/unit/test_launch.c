@@ -340,6 +340,7 @@ static void test_a_job_shrinks(void **state)
     assert_said("2> start 2: 2 of 3, 3\n");
     assert_int_equal(RUN("exit 0", 2, .max_restarts = 1, .min_ranks = -1), TR_INVALID);
     assert_int_equal(RUN("exit 0", 2, .min_ranks = 1), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), ".min_ranks is 1: it takes 0 and more, above 0 only with .max_restarts"));
     assert_no_children();
 }
 
