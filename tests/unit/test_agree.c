@@ -81,6 +81,22 @@ static void orders_that_differ_are_refused(void **state)
     run(2, different_orders, NULL);
 }
 
+/* The others do not wait for it, and know that the failure is not theirs. */
+static void one_without_data(rank *r)
+{
+    TR_SCOPE;
+    tr_dataset *set = r->number ? tr_mnist("nowhere") : tr_dataset_tensors(tr_ones(TR_SHAPE(8, 2)), NULL);
+    CHECK(tr_status_of(tr_loader_new(set, .batch = 2, .group = r->group)) == (r->number ? TR_NOT_FOUND : TR_PEER));
+    SAYS(r->number ? "nowhere" : "loader: it failed on 1 of the other ranks");
+    OK(tr_barrier(r->group));
+}
+
+static void a_loader_that_one_rank_cannot_make_fails_on_all(void **state)
+{
+    (void)state;
+    run(2, one_without_data, NULL);
+}
+
 /* In a time that grows with their number, not with its square: that would take an hour. */
 static void so_many_facts(rank *r)
 {
@@ -240,7 +256,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_that_are_the_same_pass), cmocka_unit_test(differences_are_shown_with_their_ranks),
-        cmocka_unit_test(orders_that_differ_are_refused), cmocka_unit_test(a_difference_among_many_facts_is_found_soon),
+        cmocka_unit_test(orders_that_differ_are_refused), cmocka_unit_test(a_loader_that_one_rank_cannot_make_fails_on_all),
+        cmocka_unit_test(a_difference_among_many_facts_is_found_soon),
         cmocka_unit_test(long_values_are_cut),           cmocka_unit_test(several_facts_are_compared_at_once),
         cmocka_unit_test(some_differences_are_only_told), cmocka_unit_test(numbers_have_few_digits),
         cmocka_unit_test(bad_values_are_refused),        cmocka_unit_test(versions_must_be_the_same),
