@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include "base/futex.h"
 #include "base/memory.h"
 
 #include <pthread.h>
@@ -51,15 +52,6 @@ static inline bool has_workers(const tr__pool *pool)
     return pool->threads > 1 && pool->forks == atomic_load_explicit(&forks, memory_order_relaxed);
 }
 
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    atomic_thread_fence(memory_order_seq_cst);
-#endif
-}
-
 /* The first iteration of a piece: no two pieces differ by more than one iteration. */
 static int64_t first_of(const tr__pool *pool, int64_t piece)
 {
@@ -82,7 +74,7 @@ static unsigned await_generation(tr__pool *pool, unsigned seen)
     for (int i = 0; i < SPINS; i++) {
         now = atomic_load_explicit(&pool->generation, memory_order_acquire);
         if (now != seen) return now;
-        relax();
+        tr__relax();
     }
     pthread_mutex_lock(&pool->lock);
     atomic_fetch_add(&pool->sleepers, 1);
@@ -169,6 +161,6 @@ void tr__pool_for(tr__pool *pool, int64_t n, int64_t grain, tr__pool_body body, 
     atomic_store_explicit(&pool->working, pool->started, memory_order_relaxed);
     raise_generation(pool);
     run_pieces(pool);
-    while (atomic_load_explicit(&pool->working, memory_order_acquire) > 0) relax();
+    while (atomic_load_explicit(&pool->working, memory_order_acquire) > 0) tr__relax();
     atomic_flag_clear_explicit(&pool->busy, memory_order_release);
 }
