@@ -151,7 +151,7 @@ void tr__pool_for(tr__pool *pool, int64_t n, int64_t grain, tr__pool_body body, 
         body(arg, 0, n);
         return;
     }
-    /* As many pieces for each thread; some per thread even out a core that is slower. */
+    /* The same number of pieces for each thread; several per thread even out a slower core. */
     int64_t most = (n - 1) / grain + 1, each = most / pool->threads;
     pool->pieces = each == 0 ? most : pool->threads * (each < 16 ? each : 16);
     pool->n = n;

@@ -259,7 +259,7 @@ static tr_status check(const tr_loader_options *o)
     return TR_OK;
 }
 
-/* The others of .group compare samplers next: a rank that cannot make its loader says so, that they do not wait for it. */
+/* The ranks of .group compare their samplers next. A rank that cannot make its loader reports that first, so no other waits. */
 static tr_status agree(tr_group *group, tr_status own)
 {
     if (!group || tr__error_of(group) || tr_world_size(group) == 1) return own;

@@ -57,8 +57,8 @@ tr__pool *tr__cpu_pool(tr_device device);
 /* As tr__device_allocate(); NULL without memory (the caller makes the failure). */
 void *tr__cpu_alloc(int index, size_t bytes);
 void tr__cpu_free(int index, void *memory, size_t bytes);
-/* tr__pool_for() on a CPU device's pool, each piece with `bytes` of its memory, aligned to 64 (NULL of none). false: for some
- * pieces there was none, and what they were to do is not done. */
+/* tr__pool_for() on a CPU device's pool. Each piece gets `bytes` of scratch memory, aligned to 64 bytes; NULL where bytes is 0.
+ * false: there was no memory for some pieces, and these were not run. */
 typedef void (*tr__scratch_body)(void *arg, int64_t begin, int64_t end, void *scratch);
 bool tr__cpu_for(tr_device device, int64_t n, int64_t grain, size_t bytes, tr__scratch_body body, void *arg);
 void tr__cpu_trim(int index);

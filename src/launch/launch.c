@@ -523,7 +523,7 @@ static int world_size_of(const tr__job *j)
     return j->nodes.count ? j->nodes.world : j->options.ranks;
 }
 
-/* Of a job that may shrink, a rank fewer is started again where the first failure was. */
+/* If the job may shrink, the node of the first failure starts one rank fewer. */
 static void shrink(tr__job *j)
 {
     int failed = j->report->first_rank;

@@ -93,7 +93,7 @@ tr_status tr__nodes_conclude(tr__nodes *nodes, const char *own, tr_launch_report
 /* After that: is all as when the nodes had met, so that they may start their ranks again? All nodes find the same, but for those that
  * are lost: not where one was interrupted, or could not start its ranks. */
 bool tr__nodes_begin_again(tr__nodes *nodes);
-/* Leaves out one rank of the node that this one is on, unless it is its last: numbers those that follow anew. */
+/* Removes one rank from the node of `rank`, unless it is the node's last, and renumbers all ranks. */
 void tr__nodes_shrink(tr__nodes *nodes, int rank);
 void tr__nodes_leave(tr__nodes *nodes);
 

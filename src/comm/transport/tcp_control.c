@@ -80,8 +80,8 @@ static void write_moment(tr__tcp *t, char *text, size_t size)
     pthread_mutex_unlock(&t->lock);
 }
 
-/* Under the endpoint's `hearing`. A program that is in no call will not hear of it before its next one; who reads the log does. It is
- * in one that makes the group while the members are not known, and neither is this rank. */
+/* Under the endpoint's `hearing`. A program that is in no call learns of the failure at its next call; the log tells it now. While
+ * the members are not known, the program is in the call that makes the group, and this rank is not known either. */
 static void log_if_idle(tr__tcp *t)
 {
     pthread_mutex_lock(&t->lock);
