@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum {
-    BLOCKS = 16,    /* made at a time */
+    FEW_BLOCKS = 16, MANY_BLOCKS = 256, /* made at a time: first, then each time twice as many, up to */
     READ_MS = 1000, /* how long we wait for a peer to read */
     LOOK_NS = 100000,
 };
@@ -103,12 +103,12 @@ struct tr__endpoint_blocks {
     char *memory;
     size_t begin; /* of the first */
     int count;
-    bool taken[BLOCKS];
+    bool taken[]; /* [count] */
 };
 
 static tr_status make_blocks(tr__endpoint *e, size_t begin, int count)
 {
-    tr__endpoint_blocks *b = calloc(1, sizeof *b);
+    tr__endpoint_blocks *b = calloc(1, sizeof *b + (size_t)count * sizeof *b->taken);
     if (b) *b = (tr__endpoint_blocks){.next = e->blocks, .begin = begin, .count = count};
     if (b) b->memory = tr_shared_alloc(begin + (size_t)count * e->block_bytes);
     if (b && b->memory) {
@@ -166,7 +166,8 @@ static tr_status take_block(tr__endpoint *e, void **block)
 {
     *block = free_block(e);
     if (*block) return TR_OK;
-    TR__TRY(make_blocks(e, 0, BLOCKS));
+    int count = e->blocks->count < FEW_BLOCKS ? FEW_BLOCKS : 2 * e->blocks->count;
+    TR__TRY(make_blocks(e, 0, count < MANY_BLOCKS ? count : MANY_BLOCKS));
     tr_status status = show_blocks(e);
     if (status == TR_OK) {
         *block = free_block(e);

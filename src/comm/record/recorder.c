@@ -27,11 +27,13 @@ typedef struct record_file {
     size_t stride;           /* from record to record */
     tr__record_header **all; /* [count]; of one that is free the process is 0 */
     int count;
+    int first_free;          /* none before it is free */
     uint64_t pid_start;
 } record_file;
 
 struct tr__recorder {
     record_file *file;
+    int number; /* of the record, in the file */
     tr__record_header *header;
     tr__record_entry *entries;
     tr__record_peer *peers;
@@ -45,7 +47,7 @@ struct tr__recorder {
 /* ---- The file ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    MORE_RECORDS = 8, /* when the first is not enough */
+    MOST_RECORDS = 64, /* made at a time; before that, as many as there are, and one */
     FIRST_BYTES = 2 * TR__PAGE,
     PEERS_AT = sizeof(tr__record_header) + TR__RECORD_ENTRIES * sizeof(tr__record_entry),
 };
@@ -107,11 +109,14 @@ static int make_file(size_t stride, record_file **made)
 /* A record for r, all zero. Returns an errno. */
 static int take_record(record_file *f, tr__recorder *r)
 {
-    int number = 0, error = 0;
+    int error = 0;
     pthread_mutex_lock(&f->lock);
+    int number = f->first_free;
     while (number < f->count && f->all[number]->pid) number++;
-    if (number == f->count) error = grow(f, number ? MORE_RECORDS : 1);
+    if (number == f->count) error = grow(f, number < MOST_RECORDS ? number + 1 : MOST_RECORDS);
     if (!error) {
+        f->first_free = number + 1;
+        r->number = number;
         r->header = f->all[number];
         r->header->pid = getpid();
         r->entries = (tr__record_entry *)(r->header + 1);
@@ -184,6 +189,7 @@ void tr__recorder_close(tr__recorder *r)
         memset(r->peers, 0, (size_t)r->header->world_size * sizeof *r->peers);
         pthread_mutex_lock(&r->file->lock);
         memset(r->header, 0, sizeof *r->header); /* and free again */
+        if (r->number < r->file->first_free) r->file->first_free = r->number;
         pthread_mutex_unlock(&r->file->lock);
     }
     if (r->file) let_go(r->file);
