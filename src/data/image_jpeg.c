@@ -12,6 +12,7 @@
 typedef struct decoder {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
+    struct jpeg_progress_mgr progress;
     jmp_buf failed;
     tr__image_scaler *scaler;
     tr_status status;
@@ -36,6 +37,16 @@ static void take_message(j_common_ptr jpeg, int level)
     int code = jpeg->err->msg_code;
     bool harmless = code == JWRN_EXTRANEOUS_DATA || code == JWRN_ADOBE_XFORM || code == JWRN_JFIF_MAJOR;
     if (level < 0 && !harmless) fail(jpeg);
+}
+
+/* Each scan goes over the whole image, though a few bytes can be all of it: a small file could take hours. Encoders use some 10. */
+static void count_scans(j_common_ptr jpeg)
+{
+    enum { MOST_SCANS = 100 };
+    decoder *d = jpeg->client_data;
+    if (d->jpeg.input_scan_number <= MOST_SCANS) return;
+    d->status = tr__fail(TR_FORMAT, "it is a progressive JPEG file of more than %d scans", MOST_SCANS);
+    longjmp(d->failed, 1);
 }
 
 /* The smallest eighths of the size that are still twice what is wanted. */
@@ -70,6 +81,7 @@ static tr_status decode(decoder *d, const unsigned char *bytes, size_t count)
 {
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
     jpeg_create_decompress(jpeg);
+    jpeg->progress = &d->progress;
     jpeg_mem_src(jpeg, bytes, count);
     jpeg_read_header(jpeg, TRUE);
     if (jpeg->num_components == 4)
@@ -96,6 +108,7 @@ tr_status tr__jpeg_decode(tr__image_scaler *scaler, const unsigned char *bytes, 
     d.jpeg.client_data = &d;
     d.errors.error_exit = fail;
     d.errors.emit_message = take_message;
+    d.progress.progress_monitor = count_scans;
     if (setjmp(d.failed) == 0) d.status = decode(&d, bytes, count);
     jpeg_destroy_decompress(&d.jpeg);
     return d.status;

@@ -78,6 +78,7 @@ static size_t make_black_png(int kind, int bits, int interlace, int width, int h
 }
 
 static bool progressive; /* what make_jpeg() makes */
+static int scans;        /* in which a grey one's coefficients come, one in each; 0: as usual */
 
 /* components: 1 grey, 3 RGB, 4 CMYK */
 static size_t make_jpeg(int components, int width, int height, const unsigned char *pixels)
@@ -96,6 +97,13 @@ static size_t make_jpeg(int components, int width, int height, const unsigned ch
     jpeg_set_defaults(&jpeg);
     jpeg_set_quality(&jpeg, 95, TRUE);
     if (progressive) jpeg_simple_progression(&jpeg);
+    jpeg_scan_info each[192];
+    for (int i = 0; i < scans; i++) /* the upper bits of all, then the two lower ones of all */
+        each[i] = (jpeg_scan_info){1, {0}, i % 64, i % 64, i < 64 ? 0 : 3 - i / 64, 2 - i / 64};
+    if (scans) {
+        jpeg.scan_info = each;
+        jpeg.num_scans = scans;
+    }
     jpeg_start_compress(&jpeg, TRUE);
     for (int y = 0; y < height; y++) {
         JSAMPROW row = (JSAMPROW)pixels + (size_t)y * (size_t)(width * components);
@@ -334,6 +342,12 @@ static void test_the_program_says_how_large(void **state)
     assert_failed(tr_dataset_at(tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = 1600), 0, &s), TR_FORMAT,
         "it is a progressive JPEG file, which takes 9600 bytes to decode, more than 3 for each of the 1600 pixels");
     progressive = false;
+    scans = 100;
+    TR_CHECK(tr_dataset_at(folder_of("limit", "a.jpg", make_jpeg(1, 40, 40, rgb), 8, 8), 0, &s));
+    scans = 101;
+    assert_failed(tr_dataset_at(folder_of("limit", "a.jpg", make_jpeg(1, 40, 40, rgb), 8, 8), 0, &s), TR_FORMAT,
+        "it is a progressive JPEG file of more than 100 scans");
+    scans = 0;
     tr_dataset *negative = tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = -1);
     assert_failed(tr_status_of(negative), TR_INVALID, "not -1");
     tr_dataset *beyond = tr_image_folder(folder, .height = 8, .width = 8, .max_pixels = (int64_t)1 << 31);
