@@ -361,7 +361,8 @@ TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
  * return the reason with its name:
  *   TR_PEER     it died, exited without tr_rpc_stop(), or its connection was cut;
  *   TR_FORMAT   it sent a damaged message, or something that is no message;
- *   TR_TIMEOUT  it did not make available in time the shared memory that one of its messages names.
+ *   TR_TIMEOUT  it did not make available in time the shared memory that one of its messages names;
+ *   another     this worker could not map such memory (TR_NO_MEMORY, TR_IO).
  * This worker has stopped all the same, and a program that goes on without a lost worker takes these for success. A
  * worker that drops its agent without tr_rpc_stop() has stopped, and is not lost.
  *

@@ -271,7 +271,7 @@ typedef struct tr_trainer_options {
  *               of a dataset, length and contents, and three samples where a function makes them; validation, as data
  *   optimizer   its rule and settings, as optimizer.beta1 and optimizer.weight_decay, and its parameter groups
  *   loss, global_batch, steps, warmup_steps, lr, min_lr, clip, seed, autocast, resume (whether), allow_different,
- *   check_replicas, stop_on_spike
+ *   check_replicas, stop_on_spike, step_in_backward (which may not differ)
  *   context, validation_windows, masking of a text; on_bad of a classifier
  *
  * .allow_different takes these names; "optimizer" covers all below it. Not compared are micro_batch and workers, which
