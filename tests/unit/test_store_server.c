@@ -1,6 +1,7 @@
 /* The TCP store's frames, and its server under bad clients. */
 #include "../store_frames.h"
 #include "base/clock.h"
+#include "net/store/client.h"
 #include "net/store/connection.h"
 #include "net/store/store.h"
 #include "net/tls.h"
@@ -9,6 +10,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -495,6 +497,28 @@ static void slow_clients_hold_nobody_up(void **state)
     free(big);
 }
 
+/* There is no memory for so many clients. */
+static atomic_int refused;
+void *__real_calloc(size_t count, size_t bytes), *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes)
+{
+    if (count != 1 || bytes != sizeof(tr__client) || atomic_load(&refused) == 0) return __real_calloc(count, bytes);
+    atomic_fetch_sub(&refused, 1);
+    return NULL;
+}
+
+static void a_client_that_there_was_no_memory_for_is_let_in_later(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = serve(NULL);
+    atomic_store(&refused, 2);
+    close(raw_guest(tr_store_port(store)));
+    assert_int_equal(atomic_load(&refused), 0);
+    close(raw_guest(tr_store_port(store)));
+    check_basics(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -513,6 +537,7 @@ int main(void)
         cmocka_unit_test(a_gather_has_its_bounds),
         cmocka_unit_test(a_store_has_its_bounds),
         cmocka_unit_test(slow_clients_hold_nobody_up),
+        cmocka_unit_test(a_client_that_there_was_no_memory_for_is_let_in_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,21 +67,6 @@ void tr__client_give_way(tr__server *s)
     if (first != &s->greeting) tr__client_close((tr__client *)first);
 }
 
-tr__client *tr__client_new(tr__server *s)
-{
-    tr__client *c = calloc(1, sizeof *c);
-    if (!c) return NULL; /* the connection waits until the next one comes */
-    c->server = s;
-    c->open_handles = 2;
-    uv_tcp_init(&s->loop, &c->tcp);
-    uv_timer_init(&s->loop, &c->timer);
-    c->tcp.data = c->timer.data = c;
-    put_into(&s->strangers, c);
-    s->new_count++;
-    s->origins.counts[c->origin]++;
-    return c;
-}
-
 static void on_closed(uv_handle_t *handle)
 {
     tr__client *c = handle->data;
@@ -346,16 +331,25 @@ static void on_late_greeting(uv_timer_t *timer)
     tr__client_close(timer->data);
 }
 
-bool tr__client_accept(tr__client *c)
+tr__client *tr__client_accept(tr__server *s)
 {
-    tr__server *s = c->server;
+    tr__client *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
     uv_stream_t *stream = (uv_stream_t *)&c->tcp;
-    uv_os_fd_t fd;
-    if (uv_accept((uv_stream_t *)&s->listener, stream) != 0 || uv_fileno((uv_handle_t *)stream, &fd) != 0) return false;
-    s->origins.counts[c->origin]--;
+    uv_os_fd_t fd = -1;
+    c->server = s;
+    c->open_handles = 2;
+    uv_tcp_init(&s->loop, &c->tcp);
+    uv_timer_init(&s->loop, &c->timer);
+    c->tcp.data = c->timer.data = c;
+    bool accepted = uv_accept((uv_stream_t *)&s->listener, stream) == 0 && uv_fileno((uv_handle_t *)stream, &fd) == 0;
     c->origin = tr__origin_of(&s->origins, fd);
+    put_into(&s->strangers, c);
+    s->new_count++;
     s->origins.counts[c->origin]++;
     tr__link_bound_retries(fd);
-    return uv_tcp_nodelay(&c->tcp, 1) == 0 && uv_timer_start(&c->timer, on_late_greeting, GREETING_MS, 0) == 0 &&
-           uv_read_start(stream, on_alloc, on_read) == 0;
+    if (!accepted || uv_tcp_nodelay(&c->tcp, 1) != 0 || uv_timer_start(&c->timer, on_late_greeting, GREETING_MS, 0) != 0 ||
+        uv_read_start(stream, on_alloc, on_read) != 0)
+        tr__client_close(c);
+    return c;
 }

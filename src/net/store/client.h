@@ -1,9 +1,9 @@
 /*
  * The TCP store's server from inside: its clients, and the map that they share. All of it runs in the server's thread.
  *
- *   store_server.c    listens, and lets clients in
- *   store_client.c    one connection: handshake, frames in and out
- *   store_request.c   what a client asks
+ *   server.c    listens, and lets clients in
+ *   client.c    one connection: handshake, frames in and out
+ *   request.c   what a client asks
  */
 #ifndef TR_NET_STORE_CLIENT_H
 #define TR_NET_STORE_CLIENT_H
@@ -34,6 +34,7 @@ struct tr__server {
     uv_loop_t loop;
     uv_tcp_t listener;
     uv_async_t stop;
+    uv_timer_t again; /* until there may be memory for the next client */
     pthread_t thread;
     tr__map map;
     /* Rings of clients, the youngest after the head: those that have proved nothing, those in a handshake whose first message
@@ -84,10 +85,8 @@ typedef struct tr__client {
     int rest_count;
 } tr__client;
 
-/* A stranger whose connection is not accepted yet; NULL without memory. */
-tr__client *tr__client_new(tr__server *server);
-/* Takes its connection and listens to it. False: it must be closed. */
-bool tr__client_accept(tr__client *client);
+/* Takes the next connection, a stranger's, and listens to it; closes one that it cannot listen to. NULL without memory. */
+tr__client *tr__client_accept(tr__server *server);
 void tr__client_close(tr__client *client);
 void tr__clients_close(tr__ring *members);
 /* Its hello has come: no timer closes it any more. One whose hello was wrong stays until its refusal is sent. */

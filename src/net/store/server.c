@@ -20,6 +20,7 @@ enum {
     BACKLOG = 4096,
     NEW_MOST = 4096,         /* clients that have not said hello; when there are more, one gives way */
     NEW_LEAST = 64,          /* the same when descriptors run out */
+    AGAIN_MS = 100,          /* until a client for which there is no memory is let in */
     SPARE_DESCRIPTORS = 256, /* left when the limit is raised: the program takes some as well */
 };
 
@@ -52,6 +53,8 @@ static void keep_descriptors(tr__server *s, const tr__client *c)
     if ((rlim_t)fd + SPARE_DESCRIPTORS >= limit.rlim_cur) raise_limit(s);
 }
 
+static void on_again(uv_timer_t *timer);
+
 static void on_connection(uv_stream_t *listener, int error)
 {
     tr__server *s = listener->data;
@@ -64,12 +67,14 @@ static void on_connection(uv_stream_t *listener, int error)
         return;
     }
     if (s->new_count >= s->new_most) tr__client_give_way(s);
-    tr__client *c = tr__client_new(s);
-    if (!c) return;
-    if (tr__client_accept(c))
-        keep_descriptors(s, c);
-    else
-        tr__client_close(c);
+    tr__client *c = tr__client_accept(s);
+    if (c) keep_descriptors(s, c);
+    else uv_timer_start(&s->again, on_again, AGAIN_MS, 0); /* libuv offers no connection while one is not accepted */
+}
+
+static void on_again(uv_timer_t *timer)
+{
+    on_connection((uv_stream_t *)&((tr__server *)timer->data)->listener, 0);
 }
 
 /* ---- Starting and stopping --------------------------------------------------------------------------------------- */
@@ -82,6 +87,7 @@ static void on_stop(uv_async_t *async)
     tr__clients_close(&s->admitted);
     uv_close((uv_handle_t *)&s->listener, NULL);
     uv_close((uv_handle_t *)&s->stop, NULL);
+    uv_close((uv_handle_t *)&s->again, NULL);
 }
 
 static void *serve(void *arg)
@@ -157,7 +163,8 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     s->admitted = (tr__ring){&s->admitted, &s->admitted};
     uv_tcp_init(&s->loop, &s->listener);
     uv_async_init(&s->loop, &s->stop, on_stop);
-    s->listener.data = s->stop.data = s;
+    uv_timer_init(&s->loop, &s->again);
+    s->listener.data = s->stop.data = s->again.data = s;
     tr_status status = choose_name(s);
     if (status == TR_OK) status = open_listener(s, options, port);
     if (status == TR_OK) error = tr__thread_start(&s->thread, serve, s); /* without SIGPIPE: a client may go meanwhile */
