@@ -1,12 +1,14 @@
 /* The TCP store's client when the server is killed, stands still, breaks off, or answers nonsense: an error that says so,
  * within its time. */
 #include "base/clock.h"
+#include "base/resolve.h"
 #include "net/store/frame.h"
 #include "net/store/store.h"
 #include "sockets.h"
 
 #include <trireme/comm.h>
 
+#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -140,6 +142,32 @@ static void nobody_listens(void **state)
     close(fd);
 }
 
+/* "two.test" has these addresses. */
+static const char *two[2];
+int __real_tr__resolve(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **found),
+    __wrap_tr__resolve(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+int __wrap_tr__resolve(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **found)
+{
+    if (strcmp(host, "two.test") != 0) return __real_tr__resolve(host, service, hints, found);
+    int error = __real_tr__resolve(two[0], service, hints, found);
+    return error ? error : __real_tr__resolve(two[1], service, hints, &(*found)->ai_next);
+}
+
+/* Nobody listens at the first one, and what is said of the second one is not the reason. */
+static void names_with_two_addresses(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    int port, fd = listen_on_loopback(&port);
+    close(fd);
+    two[0] = "127.0.0.1", two[1] = "224.0.0.1"; /* which cannot be reached over TCP */
+    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("two.test", port, .insecure = true, .timeout_ms = 50)), "Connection refused");
+    two[1] = "192.0.2.1"; /* which is not spoken to without a token */
+    FAILS(TR_TIMEOUT, tr_status_of(tr_store_tcp("two.test", port, .timeout_ms = 50)), "Connection refused");
+    two[0] = "192.0.2.1", two[1] = "127.0.0.1";
+    FAILS(TR_AUTH, tr_status_of(tr_store_tcp("two.test", port, .timeout_ms = 50)), "only loopback is spoken to");
+}
+
 /* ---- A server that is killed, or stopped ------------------------------------------------------------------------- */
 
 static pid_t serve_in_a_child(const char *token, int *port)
@@ -230,6 +258,7 @@ int main(void)
         cmocka_unit_test(answers_that_are_none),
         cmocka_unit_test(gathered_answers_that_are_none),
         cmocka_unit_test(nobody_listens),
+        cmocka_unit_test(names_with_two_addresses),
         cmocka_unit_test(a_killed_server),
         cmocka_unit_test(a_stopped_server),
     };

@@ -139,19 +139,24 @@ static tr_status greet(const tr__destination *to, tr__connection *c, int64_t dea
 
 static tr_status connect_any(const tr__destination *to, const struct addrinfo *found, int64_t deadline, tr__connection *c)
 {
-    int error = EADDRNOTAVAIL, socket = -1;
-    for (const struct addrinfo *a = found; a && error; a = a->ai_next) {
-        if (!to->key && !to->insecure && !tr__is_loopback(a->ai_addr))
+    int error = 0, latest = EADDRNOTAVAIL, socket = -1;
+    for (const struct addrinfo *a = found; a && latest; a = a->ai_next) {
+        bool allowed = to->key || to->insecure || tr__is_loopback(a->ai_addr);
+        if (!allowed && error) continue;
+        if (!allowed)
             return tr__fail(TR_AUTH,
                             "%s: without a token only loopback is spoken to; set TRIREME_TOKEN, the same for all ranks",
                             to->name);
-        error = connect_to(a, deadline, &socket);
+        latest = connect_to(a, deadline, &socket);
+        /* Of several reasons the first, or that nobody listens: localhost is ::1, too, where this host may have no IPv6. */
+        if (!error || latest == ECONNREFUSED) error = latest;
     }
+    if (!latest)
+        return tr__wire_open(&c->wire, socket, to->key, TR__TLS_CLIENT) ? TR_OK
+            : tr__fail(TR_NO_MEMORY, "%s: no memory to connect", to->name);
     c->refused = error == ECONNREFUSED;
     c->lost = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN;
-    if (error) return tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name);
-    return tr__wire_open(&c->wire, socket, to->key, TR__TLS_CLIENT) ? TR_OK
-        : tr__fail(TR_NO_MEMORY, "%s: no memory to connect", to->name);
+    return tr__fail_errno(TR_IO, error, "%s: cannot connect", to->name);
 }
 
 tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__connection *c)
