@@ -212,6 +212,61 @@ static tr_status broken_get(void *user, const char *key, int timeout_ms, void **
     return strcmp(key, "nothing") == 0 ? TR_OK : tr_fail(TR_IO, "its link to %s is cut", key);
 }
 
+/* Fail without a word. */
+static tr_status silent_set(void *user, const char *key, const void *value, size_t bytes)
+{
+    (void)user, (void)key, (void)value, (void)bytes;
+    return TR_IO;
+}
+
+static tr_status silent_get(void *user, const char *key, int timeout_ms, void **value, size_t *bytes)
+{
+    (void)user, (void)key, (void)timeout_ms, (void)value, (void)bytes;
+    return TR_TIMEOUT;
+}
+
+static tr_status silent_add(void *user, const char *key, int64_t amount, int64_t *sum)
+{
+    (void)user, (void)key, (void)amount, (void)sum;
+    return TR_IO;
+}
+
+static tr_status silent_compare_set(void *user, const char *key, const void *expected, size_t expected_bytes, const void *desired,
+    size_t desired_bytes, int timeout_ms, void **value, size_t *bytes)
+{
+    (void)user, (void)key, (void)expected, (void)expected_bytes, (void)desired, (void)desired_bytes;
+    (void)timeout_ms, (void)value, (void)bytes;
+    return TR_IO;
+}
+
+static tr_status silent_delete(void *user, const char *key, bool *deleted)
+{
+    (void)user, (void)key, (void)deleted;
+    return TR_IO;
+}
+
+/* What failed before is not the reason. */
+static void a_custom_store_that_does_not_say_why(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    void *value;
+    size_t bytes;
+    tr_store *silent = tr_store_custom(silent_set, silent_get, silent_add, silent_compare_set, .delete_key = silent_delete);
+    const char *io = tr_status_text(TR_IO);
+    OK(tr_status_of(silent));
+    for (int i = 0; i < 5; i++) {
+        FAILS(TR_INVALID, tr_store_set(NULL, "k", "v", 1), "a store is needed");
+        switch (i) {
+        case 0: FAILS(TR_IO, tr_store_set(silent, "k", "v", 1), io); break;
+        case 1: FAILS(TR_TIMEOUT, tr_store_get(silent, "k", &value, &bytes), tr_status_text(TR_TIMEOUT)); break;
+        case 2: FAILS(TR_IO, tr_store_add(silent, "k", 1, NULL), io); break;
+        case 3: FAILS(TR_IO, tr_store_compare_set(silent, "k", NULL, 0, "v", 1, &value, &bytes), io); break;
+        default: FAILS(TR_IO, tr_store_delete(silent, "k", NULL), io);
+        }
+    }
+}
+
 static void custom_store(void **state)
 {
     (void)state;
@@ -548,6 +603,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_store),
         cmocka_unit_test(custom_store),
+        cmocka_unit_test(a_custom_store_that_does_not_say_why),
         cmocka_unit_test(tcp_store),
         cmocka_unit_test_setup_teardown(file_store, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_killed_writer_does_no_harm, make_folder, remove_folder),

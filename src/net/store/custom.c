@@ -35,7 +35,8 @@ static tr_status custom_get(tr_store *store, const char *key, int timeout_ms, vo
 {
     void *got = NULL;
     size_t got_bytes = 0;
-    TR__TRY(of(store)->given.get(of(store)->given.user, key, timeout_ms, &got, &got_bytes));
+    uint64_t before = tr__failures();
+    TR__TRY(tr__fail_unsaid(of(store)->given.get(of(store)->given.user, key, timeout_ms, &got, &got_bytes), before));
     if (!got) return tr__fail(TR_INTERNAL, "%s: its get() said that key '%s' is there, and gave no value", store->name, key);
     TR__TRY(terminate(store, &got, got_bytes));
     if (!value) {
@@ -50,17 +51,19 @@ static tr_status custom_get(tr_store *store, const char *key, int timeout_ms, vo
 static tr_status custom_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
     const tr_store_custom_options *o = &of(store)->given;
+    uint64_t before = tr__failures();
     switch (c->kind) {
-    case TR__CHANGE_SET: return o->set(o->user, key, c->value, c->bytes);
-    case TR__CHANGE_ADD: return o->add(o->user, key, c->amount, &c->sum);
+    case TR__CHANGE_SET: return tr__fail_unsaid(o->set(o->user, key, c->value, c->bytes), before);
+    case TR__CHANGE_ADD: return tr__fail_unsaid(o->add(o->user, key, c->amount, &c->sum), before);
     case TR__CHANGE_DELETE:
-        if (o->delete_key) return o->delete_key(o->user, key, &c->changed);
+        if (o->delete_key) return tr__fail_unsaid(o->delete_key(o->user, key, &c->changed), before);
         return tr__fail(TR_UNSUPPORTED, "%s: it cannot delete key '%s': it was made without .delete_key", store->name, key);
     case TR__CHANGE_COMPARE_SET: break;
     }
     *value = NULL;
     *bytes = 0;
-    TR__TRY(o->compare_set(o->user, key, c->expected, c->expected_bytes, c->value, c->bytes, timeout_ms, value, bytes));
+    TR__TRY(tr__fail_unsaid(o->compare_set(o->user, key, c->expected, c->expected_bytes, c->value, c->bytes, timeout_ms, value,
+        bytes), before));
     return terminate(store, value, *bytes);
 }
 
