@@ -50,10 +50,10 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd)
     struct iovec body = {message, sizeof *message};
     union {
         struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof(int))];
+        char space[CMSG_LEN(sizeof(int))]; /* without the padding, which would let a second descriptor in */
     } control;
     struct msghdr m = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = control.space,
-        .msg_controllen = sizeof control.space};
+        .msg_controllen = CMSG_LEN(sizeof(int))};
     *fd = -1;
     ssize_t got;
     while ((got = recvmsg(socket, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR) continue;

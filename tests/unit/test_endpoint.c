@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -398,6 +399,29 @@ static void a_message_that_there_is_no_memory_for_is_an_error(void **state)
     for (int i = 0; i < 3; i++) run_job_in(&settings[i], 3, hear_early_without_memory, &settings[i]);
 }
 
+/* A message with more of them than one. */
+static void descriptors_that_nobody_expects_are_closed(void **state)
+{
+    (void)state;
+    int ends[2], fd;
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(2 * sizeof(int))];
+    } control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(2 * sizeof(int))}};
+    tr__shm_message message = {.magic = TR__SHM_MAGIC};
+    struct iovec body = {&message, sizeof message};
+    struct msghdr m = {.msg_iov = &body, .msg_iovlen = 1, .msg_control = control.space, .msg_controllen = sizeof control.space};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    memcpy(CMSG_DATA(&control.header), ends, sizeof ends);
+    assert_int_equal(sendmsg(ends[0], &m, 0), sizeof message);
+    int before = count_entries("/proc/self/fd");
+    assert_int_equal(tr__shm_receive(ends[1], &message, &fd), sizeof message);
+    if (fd >= 0) close(fd);
+    assert_int_equal(count_entries("/proc/self/fd"), before);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* ---- Threads of one group ---------------------------------------------------------------------------------------- */
 
 enum { TURNS = 1000000 };
@@ -496,6 +520,7 @@ int main(void)
         cmocka_unit_test(all_connect_at_once),
         cmocka_unit_test(a_rank_without_memory_for_a_group_is_named),
         cmocka_unit_test(a_message_that_there_is_no_memory_for_is_an_error),
+        cmocka_unit_test(descriptors_that_nobody_expects_are_closed),
         cmocka_unit_test(threads_that_use_mappings_go_by_one_version),
         cmocka_unit_test(a_failure_while_joining_names_this_rank),
         cmocka_unit_test(a_control_block_stays_until_it_is_taken_again),
