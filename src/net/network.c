@@ -188,11 +188,9 @@ static bool watch(tr__network_endpoint *n, tr__network_connection *c)
 }
 
 tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group, tr__wire *wire,
-    tr__network_connection **connection)
+    tr__network_connection *c)
 {
     tr__network_peer *peer = &n->peers[rank];
-    tr__network_connection *c = malloc(sizeof *c);
-    if (!c) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a connection to rank %d", n->name, rank);
     *c = (tr__network_connection){.wire = *wire, .peer = peer, .channel = channel, .group = group};
     *wire = (tr__wire){.socket = -1};
     pthread_mutex_lock(&n->lock);
@@ -211,7 +209,6 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
         peer->connections = c;
     }
     pthread_mutex_unlock(&n->lock);
-    *connection = c;
     return watched ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no epoll", n->name);
 }
 

@@ -201,6 +201,7 @@ typedef struct tr__attempt {
     int64_t unreachable; /* since when there has been no way to the rank's host; 0: there is one */
     int64_t silent;      /* since when nothing there has answered; 0: it has */
     int error;           /* why the rank is out of reach; 0: it is not, or it is for another reason */
+    tr__network_connection *made; /* what it becomes; room for it is there before the other end takes the connection for made */
     /* One that came in: */
     bool proved;         /* what it said first is right */
     int origin;          /* until then it is counted there */
@@ -294,9 +295,9 @@ void tr__network_detach(tr__network_group *g, bool sound);
 
 /* Has a connection of the group with a member made, unless that is under way. The group is told when it is there. */
 tr_status tr__network_connect(tr__network_group *g, int member, tr__channel channel);
-/* Takes a wire over as a connection. */
+/* Takes a wire over, and a connection from malloc(), which it becomes. */
 tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group, tr__wire *wire,
-    tr__network_connection **connection);
+    tr__network_connection *connection);
 /* Nobody needs it any more. */
 void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *connection);
 

@@ -153,8 +153,9 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
             "ranks or to none", n->name, n->checked ? n->rank : a->rank, n->checked ? a->rank : n->rank);
     a->wire.checked = !n->key && (n->checked || !record_of(n, a->rank).same_host);
     tr__network_set_up_socket(n, a->wire.socket, a->channel);
-    tr__network_connection *c;
-    TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, &c));
+    tr__network_connection *c = a->made;
+    a->made = NULL;
+    TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, c));
     if (a->channel == TR__CONTROL_CHANNEL) return TR_OK;
     pthread_mutex_lock(&n->hearing);
     const tr__network_group *g = tr__network_find(n, a->group);
@@ -177,17 +178,20 @@ static void drop(tr__attempt *a)
 tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group)
 {
     tr__attempt *a = malloc(sizeof *a);
-    if (!a) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a connection to rank %d", n->name, rank);
-    *a = (tr__attempt){.wire.socket = -1, .rank = rank, .channel = channel, .group = group};
+    tr__network_connection *made = malloc(sizeof *made);
+    bool memory = a && made;
     pthread_mutex_lock(&n->lock);
-    bool there = find_attempt(n, rank, channel, group) != NULL;
-    if (!there) {
-        a->next = n->outgoing;
+    bool needed = memory && !find_attempt(n, rank, channel, group);
+    if (needed) {
+        *a = (tr__attempt){.next = n->outgoing, .wire.socket = -1, .rank = rank, .channel = channel, .group = group, .made = made};
         n->outgoing = a;
     }
     pthread_mutex_unlock(&n->lock);
-    if (there) free(a);
-    return TR_OK;
+    if (!needed) {
+        free(a);
+        free(made);
+    }
+    return memory ? TR_OK : tr__fail(TR_NO_MEMORY, "group '%s': no memory for a connection to rank %d", n->name, rank);
 }
 
 static void remove_attempt(tr__network_endpoint *n, tr__attempt *a)
@@ -198,6 +202,7 @@ static void remove_attempt(tr__network_endpoint *n, tr__attempt *a)
     *at = a->next;
     pthread_mutex_unlock(&n->lock);
     drop(a);
+    free(a->made);
     free(a);
 }
 
@@ -444,9 +449,12 @@ static tr_status hear_incoming(tr__network_endpoint *n, tr__attempt *a)
     /* One with another address has published a new record since we read the old one. */
     if (n->joining && strcmp(n->peers[a->rank].record.address, a->hello.address) != 0)
         TR__TRY(n->joining->moved(n->joining->user, a->rank));
-    if (send_hello(n, a) == TR_OK) TR__TRY(complete(n, a));
+    a->made = malloc(sizeof *a->made);
+    if (!a->made) return TR_OK; /* it waits for that */
+    tr_status status = send_hello(n, a) == TR_OK ? complete(n, a) : TR_OK;
+    free(a->made);
     drop(a);
-    return TR_OK;
+    return status;
 }
 
 /* As many at once as there are places. Those who have spoken already are heard before the next one comes. */
@@ -495,7 +503,8 @@ static tr_status call_those_due(tr__network_endpoint *n)
     return TR_OK;
 }
 
-/* Who came in has said hello, and waits: the group does not know its members yet, or an attempt of ours goes first. */
+/* Who came in has said hello, and waits: the group does not know its members yet, an attempt of ours goes first, or there is no
+ * memory. */
 static bool is_held(const tr__attempt *a)
 {
     return a->got == sizeof a->hello;

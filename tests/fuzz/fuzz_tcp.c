@@ -119,9 +119,9 @@ static tr__tcp *connect_peer(const tr__member *member, tr__failure *failure, tr_
     FUZZ_CHECK(tr__tcp_new(member, failure, &record, &t) == TR_OK);
     for (int channel = 0; channel < TR__CHANNELS; channel++) {
         tr__wire wire;
-        tr__network_connection *c;
+        tr__network_connection *c = malloc(sizeof *c);
         connect_wires(&wire, &theirs[channel], how == ENCRYPTED ? key : NULL, how);
-        FUZZ_CHECK(tr__network_adopt(t->network, 1, (tr__channel)channel, TR__FIRST_GROUP, &wire, &c) == TR_OK);
+        FUZZ_CHECK(tr__network_adopt(t->network, 1, (tr__channel)channel, TR__FIRST_GROUP, &wire, c) == TR_OK);
         if (channel != TR__CONTROL_CHANNEL) tr__tcp_calls.connected(t, 1, (tr__channel)channel, c);
     }
     tr__tcp_know_members(t);

@@ -238,7 +238,8 @@ static tr__wire connect_with_one(tr__network_endpoint *n, bool checked, tr__netw
     assert_true(theirs.socket >= 0 && ours.socket >= 0);
     setsockopt(ours.socket, SOL_SOCKET, SO_SNDBUF, &little, sizeof little);
     close(listener);
-    assert_int_equal(tr__network_adopt(n, 1, TR__CONTROL_CHANNEL, TR__FIRST_GROUP, &ours, control), TR_OK);
+    *control = malloc(sizeof **control);
+    assert_int_equal(tr__network_adopt(n, 1, TR__CONTROL_CHANNEL, TR__FIRST_GROUP, &ours, *control), TR_OK);
     return theirs;
 }
 

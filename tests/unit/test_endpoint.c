@@ -365,10 +365,13 @@ static void a_rank_without_memory_for_a_group_is_named(void **state)
 
 /* Memory of one size has run out. */
 static atomic_size_t missing;
+static atomic_int refused;
 void *__real_malloc(size_t bytes), *__wrap_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes)
 {
-    return bytes && bytes == atomic_load(&missing) ? NULL : __real_malloc(bytes);
+    if (!bytes || bytes != atomic_load(&missing)) return __real_malloc(bytes);
+    atomic_fetch_add(&refused, 1);
+    return NULL;
 }
 
 /* Ranks 0 and 2 leave a new group before rank 1 knows that it has members, and rank 1 has no room for what they say. */
@@ -397,6 +400,33 @@ static void a_message_that_there_is_no_memory_for_is_an_error(void **state)
 {
     (void)state;
     for (int i = 0; i < 3; i++) run_job_in(&settings[i], 3, hear_early_without_memory, &settings[i]);
+}
+
+/* Rank 0 connects with rank 1, which has no room for the connection for a while. */
+static tr_status connect_without_memory(rank *r)
+{
+    int64_t word = 7 * (1 - r->number);
+    TRY(tr_barrier(r->group));
+    if (r->number == 1) atomic_store(&missing, sizeof(tr__network_connection));
+    TRY(tr_barrier(r->group));
+    if (r->number == 0) {
+        TRY(tr_send(r->group, &word, 1, .peer = 1, .dtype = TR_I64));
+    } else {
+        int64_t end = tr__now_ns() + 10 * (int64_t)1000000000;
+        while (atomic_load(&refused) < 3 && tr__now_ns() < end) usleep(1000);
+        atomic_store(&missing, 0);
+        CHECK(atomic_load(&refused) > 0);
+        TRY(tr_recv(r->group, &word, 1, .peer = 0, .dtype = TR_I64));
+        CHECK(word == 7);
+    }
+    TRY(tr_barrier(r->group));
+    return tr_leave(r->group);
+}
+
+static void a_connection_that_there_is_no_memory_for_comes_later(void **state)
+{
+    (void)state;
+    run_job_in(&(setting){.transport = "tcp"}, 2, connect_without_memory, NULL);
 }
 
 /* A message with more of them than one. */
@@ -520,6 +550,7 @@ int main(void)
         cmocka_unit_test(all_connect_at_once),
         cmocka_unit_test(a_rank_without_memory_for_a_group_is_named),
         cmocka_unit_test(a_message_that_there_is_no_memory_for_is_an_error),
+        cmocka_unit_test(a_connection_that_there_is_no_memory_for_comes_later),
         cmocka_unit_test(descriptors_that_nobody_expects_are_closed),
         cmocka_unit_test(threads_that_use_mappings_go_by_one_version),
         cmocka_unit_test(a_failure_while_joining_names_this_rank),
