@@ -10,7 +10,6 @@
 enum {
     PARTS = 16,            /* that one record gathers, at the most */
     LITTLE = TR__CHECKED_AHEAD, /* and room for who has received nothing larger: most connections never carry much */
-    MOST = 1 << 20,        /* given out at once, before others get their turn */
     HEADER = sizeof(tr__checked_header),
 };
 
@@ -174,8 +173,7 @@ static int place(tr__checked_receiver *r, int socket, char *memory)
     return 1;
 }
 
-/* Up to `room` bytes: how many; or 0 and -1 as above. */
-static ssize_t receive_some(tr__checked_receiver *r, int socket, char *memory, size_t room, bool stays)
+ssize_t tr__checked_receive(tr__checked_receiver *r, int socket, char *memory, size_t room, bool stays)
 {
     if (!r->checked && !r->placed) {
         int found = next_record(r, socket, memory, stays ? room : 0);
@@ -203,22 +201,6 @@ void tr__checked_skip(tr__checked_receiver *r, size_t bytes)
 {
     r->begin += bytes;
     r->checked -= bytes;
-}
-
-ssize_t tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count, bool stays)
-{
-    size_t all = 0;
-    for (int i = 0; i < count; i++) {
-        bool last = stays && i == count - 1;
-        for (size_t at = 0; at < parts[i].iov_len;) {
-            ssize_t got = 0;
-            if (all < MOST) got = receive_some(r, socket, (char *)parts[i].iov_base + at, parts[i].iov_len - at, last);
-            if (got <= 0) return all ? (ssize_t)all : got; /* an end or a failure comes again */
-            at += (size_t)got;
-            all += (size_t)got;
-        }
-    }
-    return (ssize_t)all;
 }
 
 size_t tr__checked_take_rest(tr__checked_receiver *r, char bytes[TR__CHECKED_AHEAD])

@@ -150,7 +150,7 @@ ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count)
 /* ---- Receiving --------------------------------------------------------------------------------------------------- */
 
 /* At least one byte, or as recv(). */
-static ssize_t receive_some(tr__wire *w, char *bytes, size_t most)
+static ssize_t decrypt_some(tr__wire *w, char *bytes, size_t most)
 {
     for (;;) {
         ssize_t read = tr__tls_read(w->tls, bytes, most);
@@ -164,34 +164,24 @@ static ssize_t receive_some(tr__wire *w, char *bytes, size_t most)
     }
 }
 
-static ssize_t receive_encrypted(tr__wire *w, const struct iovec *parts, int count)
+ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count, bool stays)
 {
+    if (!w->tls && !w->checked) {
+        struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
+        return recvmsg(w->socket, &m, MSG_DONTWAIT);
+    }
     size_t all = 0;
     for (int i = 0; i < count; i++) {
+        bool last = stays && i == count - 1;
         for (size_t at = 0; at < parts[i].iov_len;) {
-            ssize_t got = all < MOST ? receive_some(w, (char *)parts[i].iov_base + at, parts[i].iov_len - at) : 0;
+            char *to = (char *)parts[i].iov_base + at;
+            size_t room = parts[i].iov_len - at;
+            ssize_t got = 0;
+            if (all < MOST) got = w->tls ? decrypt_some(w, to, room) : tr__checked_receive(&w->in, w->socket, to, room, last);
             if (got <= 0) return all ? (ssize_t)all : got; /* an end or a failure comes again */
             at += (size_t)got;
             all += (size_t)got;
         }
     }
     return (ssize_t)all;
-}
-
-ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count, bool stays)
-{
-    if (w->tls) return receive_encrypted(w, parts, count);
-    if (w->checked) return tr__checked_receive(&w->in, w->socket, parts, count, stays);
-    struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
-    return recvmsg(w->socket, &m, MSG_DONTWAIT);
-}
-
-int tr__wire_peek(tr__wire *w, const char **there, size_t *bytes)
-{
-    return tr__checked_peek(&w->in, w->socket, there, bytes);
-}
-
-void tr__wire_skip(tr__wire *w, size_t bytes)
-{
-    tr__checked_skip(&w->in, bytes);
 }

@@ -20,10 +20,8 @@ uint32_t __real_tr__crc32c(uint32_t crc, const void *data, size_t bytes);
 uint32_t __wrap_tr__crc32c(uint32_t crc, const void *data, size_t bytes);
 ssize_t __real_tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
 ssize_t __wrap_tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
-ssize_t __real_tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count,
-                                   bool stays);
-ssize_t __wrap_tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count,
-                                   bool stays);
+ssize_t __real_tr__checked_receive(tr__checked_receiver *r, int socket, char *memory, size_t room, bool stays);
+ssize_t __wrap_tr__checked_receive(tr__checked_receiver *r, int socket, char *memory, size_t room, bool stays);
 
 static _Thread_local bool on_wire; /* this thread sends or receives */
 
@@ -63,11 +61,10 @@ ssize_t __wrap_tr__checked_send(tr__checked_sender *s, int socket, const struct 
     return sent;
 }
 
-ssize_t __wrap_tr__checked_receive(tr__checked_receiver *r, int socket, const struct iovec *parts, int count,
-                                   bool stays)
+ssize_t __wrap_tr__checked_receive(tr__checked_receiver *r, int socket, char *memory, size_t room, bool stays)
 {
     on_wire = true;
-    ssize_t got = __real_tr__checked_receive(r, socket, parts, count, stays);
+    ssize_t got = __real_tr__checked_receive(r, socket, memory, room, stays);
     on_wire = false;
     return got;
 }

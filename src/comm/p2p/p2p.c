@@ -277,7 +277,7 @@ static tr_status deliver(tr__p2p_peer *peer, tr__p2p_op *op, const tr__p2p_op *a
     if (!a->data) return answer(peer, op, &a->frame);
     bool coming = peer->reading == a;
     size_t there = coming ? a->payload - peer->left_over : a->payload, placed = 0;
-    if (coming && peer->remote) placed = tr__wire_placed(tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL));
+    if (coming && peer->remote) placed = tr__tcp_wire(peer->engine->tcp, peer->rank, TR__P2P_CHANNEL)->in.placed;
     if (there + placed) memcpy(op->work->collective.out, a->data, there + placed);
     if (coming)
         receive_into(peer, op, there);

@@ -170,14 +170,14 @@ static tr_status fold_in_place(tr__tcp_call *call, tr__tcp_slot *s, size_t most,
     const char *there;
     size_t bytes;
     *whole = true;
-    int found = tr__wire_peek(wire, &there, &bytes);
+    int found = tr__checked_peek(&wire->in, wire->socket, &there, &bytes);
     if (found <= 0) return without_bytes(call, s, found);
     bytes = least(bytes, most);
     *whole = bytes >= call->element && (uintptr_t)there % call->element == 0;
     if (!*whole) return TR_OK;
     bytes -= bytes % call->element;
     fold(call, s, there, bytes);
-    tr__wire_skip(wire, bytes);
+    tr__checked_skip(&wire->in, bytes);
     s->in.open = s->in.done < s->in.memory.bytes;
     *moved = true;
     return TR_OK;
