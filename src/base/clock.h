@@ -19,4 +19,10 @@ static inline int64_t tr__wall_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* So many milliseconds from now. */
+static inline int64_t tr__in_ms(int64_t ms)
+{
+    return tr__now_ns() + ms * 1000000;
+}
+
 #endif

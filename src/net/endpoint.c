@@ -84,7 +84,7 @@ static bool has_outgoing(tr__endpoint *e)
 
 void tr__endpoint_flush(tr__endpoint *e)
 {
-    int64_t until = tr__now_ns() + READ_MS * (int64_t)1000000;
+    int64_t until = tr__in_ms(READ_MS);
     while (has_outgoing(e) && tr__now_ns() < until) nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
 }
 
@@ -385,7 +385,7 @@ tr_status tr__endpoint_start(tr__endpoint *e)
 /* A peer in this process could not get hold of memory that we have shown it when that is freed before it has read so. */
 static void await_readers(tr__endpoint *e)
 {
-    int64_t until = tr__now_ns() + READ_MS * (int64_t)1000000;
+    int64_t until = tr__in_ms(READ_MS);
     for (int i = 0; i < e->world_size; i++) {
         const tr__endpoint_peer *peer = &e->peers[i];
         if (i == e->rank || !peer->in_process || !peer->page) continue;

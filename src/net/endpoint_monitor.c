@@ -302,7 +302,7 @@ static void *monitor(void *arg)
         while (read(e->kick, &kicks, sizeof kicks) > 0) continue;
         bool stopping = atomic_load(&e->stopping); /* read before the messages: the goodbyes are among them */
         bool again, unsent = flush_all(e, &again);
-        if (stopping && !stop_at) stop_at = tr__now_ns() + (int64_t)FLUSH_MS * 1000000;
+        if (stopping && !stop_at) stop_at = tr__in_ms(FLUSH_MS);
         if (stopping && (!unsent || tr__now_ns() >= stop_at)) return NULL;
         if (poll(e->polled, (nfds_t)e->world_size + 1, stopping || again ? AGAIN_MS : -1) <= 0) continue;
         receive_polled(e);

@@ -259,7 +259,7 @@ void tr__network_take_leave(tr__network_endpoint *n)
     bool joined = n->all_here;
     pthread_mutex_unlock(&n->hearing);
     if (!tr__network_relays(n) || !joined) return;
-    int64_t until = tr__now_ns() + (n->hasty ? 200 : 1000) * (int64_t)1000000;
+    int64_t until = tr__in_ms(n->hasty ? 200 : 1000);
     tr__network_post(n, -1, n->rank, &leaving, NULL);
     while (!have_all(n) && tr__now_ns() < until) nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
 }

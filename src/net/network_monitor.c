@@ -251,7 +251,7 @@ static void *monitor(void *arg)
 {
     enum { LOOK_MS = 1000 };
     tr__network_endpoint *n = arg;
-    int64_t look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
+    int64_t look = tr__in_ms(LOOK_MS);
     hear_all(n); /* what came with the last bytes of joining */
     while (!atomic_load(&n->stopping)) {
         int events;
@@ -260,7 +260,7 @@ static void *monitor(void *arg)
         tr__network_relink(n);
         if (tr__now_ns() < look) continue;
         find_lost(n);
-        look = tr__now_ns() + LOOK_MS * (int64_t)1000000;
+        look = tr__in_ms(LOOK_MS);
     }
     return NULL;
 }

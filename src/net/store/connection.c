@@ -112,7 +112,7 @@ static int shake_hands(tr__connection *c, int64_t deadline)
 
 static tr_status greet(const tr__destination *to, tr__connection *c, int64_t deadline)
 {
-    int64_t soon = tr__now_ns() + (int64_t)GREETING_MS * 1000000;
+    int64_t soon = tr__in_ms(GREETING_MS);
     bool last = deadline <= soon; /* there is no time for another try */
     if (!last) deadline = soon;
     tr__frame hello = {.type = TR__FRAME_HELLO}, answer = {.code = TR__REPLY_OK};

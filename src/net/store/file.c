@@ -54,11 +54,6 @@ typedef struct file_store {
 
 /* ---- Locks ------------------------------------------------------------------------------------------------------- */
 
-static int64_t deadline_in(int timeout_ms)
-{
-    return tr__now_ns() + (int64_t)timeout_ms * 1000000;
-}
-
 static void pause_us(int *us)
 {
     nanosleep(&(struct timespec){.tv_nsec = *us * 1000L}, NULL);
@@ -197,7 +192,7 @@ static tr_status change_key(file_store *f, const char *key, tr__change *c, tr__e
 static tr_status file_change(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
 {
     file_store *f = (file_store *)store;
-    tr_status status = begin(f, F_WRLCK, deadline_in(timeout_ms));
+    tr_status status = begin(f, F_WRLCK, tr__in_ms(timeout_ms));
     if (status != TR_OK) return finish(f, status);
     tr__entry *entry = tr__map_find(&f->map, key, strlen(key), true);
     status = entry ? change_key(f, key, c, entry) : tr__store_changed(store, key, TR_NO_MEMORY);
@@ -209,10 +204,10 @@ static tr_status file_change(tr_store *store, const char *key, tr__change *c, in
 static tr_status file_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     file_store *f = (file_store *)store;
-    int64_t deadline = deadline_in(timeout_ms);
+    int64_t deadline = tr__in_ms(timeout_ms);
     for (int pause = PAUSE_FIRST_US;; pause_us(&pause)) {
         /* A lock that is held for a moment is no reason to give up a look that does not wait. */
-        tr_status status = begin(f, F_RDLCK, timeout_ms ? deadline : deadline_in(store->timeout_ms));
+        tr_status status = begin(f, F_RDLCK, timeout_ms ? deadline : tr__in_ms(store->timeout_ms));
         tr__entry *entry = status == TR_OK ? tr__map_find(&f->map, key, strlen(key), false) : NULL;
         if (entry && !entry->value) entry = NULL;
         if (entry && value) status = tr__store_copy(store, entry->value, value, bytes);
@@ -284,7 +279,7 @@ static tr_status enter(file_store *f, bool *again)
 
 static tr_status open_file(file_store *f, int timeout_ms)
 {
-    int64_t deadline = deadline_in(timeout_ms);
+    int64_t deadline = tr__in_ms(timeout_ms);
     for (int pause = PAUSE_FIRST_US;; pause_us(&pause)) {
         bool again = false;
         TR__TRY(enter(f, &again));
@@ -301,7 +296,7 @@ static tr_status open_file(file_store *f, int timeout_ms)
  * is still there. One that is stopped with that lock holds nobody up for long. */
 static void go(const file_store *f)
 {
-    int64_t deadline = deadline_in(GO_MOST_MS);
+    int64_t deadline = tr__in_ms(GO_MOST_MS);
     for (int pause = PAUSE_FIRST_US; try_lock(f->fd, log_byte, F_WRLCK) == EAGAIN && tr__now_ns() < deadline;) pause_us(&pause);
     bool last = try_lock(f->fd, presence_byte, F_WRLCK) == 0;
     if (last && is_current(f)) unlink(f->path);

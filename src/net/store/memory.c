@@ -3,7 +3,6 @@
 #include "base/thread.h"
 #include "net/store/store.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,13 +32,12 @@ static tr_status memory_change(tr_store *store, const char *key, tr__change *c, 
 static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, void **value, size_t *bytes)
 {
     memory_store *m = (memory_store *)store;
-    int64_t until = tr__now_ns() + (int64_t)timeout_ms * 1000000;
-    struct timespec deadline = {until / 1000000000, until % 1000000000};
+    int64_t deadline = tr__in_ms(timeout_ms);
     tr__entry *entry;
-    int waited = timeout_ms > 0 ? 0 : ETIMEDOUT;
+    bool waits = timeout_ms > 0;
     pthread_mutex_lock(&m->lock);
-    while (!(entry = tr__map_find(&m->map, key, strlen(key), false)) && waited != ETIMEDOUT)
-        waited = pthread_cond_timedwait(&m->changed, &m->lock, &deadline);
+    while (!(entry = tr__map_find(&m->map, key, strlen(key), false)) && waits)
+        waits = tr__condition_wait(&m->changed, &m->lock, deadline);
     tr_status status = entry ? TR_OK : tr__store_timed_out(store, key, timeout_ms);
     if (entry && value) status = tr__store_copy(store, entry->value, value, bytes);
     pthread_mutex_unlock(&m->lock);

@@ -144,7 +144,7 @@ void tr__store_values_free(tr__store_value *values, int count)
 static tr_status gather_singly(tr_store *store, const char *const *keys, int count, int timeout_ms,
     tr__store_value *values)
 {
-    int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
+    int64_t deadline = tr__in_ms(timeout_ms);
     tr_status status = TR_OK;
     for (int i = 0; i < count; i++) {
         int64_t left = (deadline - tr__now_ns()) / 1000000;

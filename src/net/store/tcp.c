@@ -41,11 +41,6 @@ typedef struct tcp_store {
     int idle_count;
 } tcp_store;
 
-static int64_t deadline_in(int timeout_ms)
-{
-    return tr__now_ns() + (int64_t)timeout_ms * 1000000;
-}
-
 /* For the answer to a wait; a timeout near INT_MAX, which means "no limit", leaves no room for grace. */
 static int with_grace(int timeout_ms)
 {
@@ -64,7 +59,7 @@ static tr_status open_connection(const tcp_store *s, int64_t deadline, bool firs
         tr_status status = tr__connection_open(&to, deadline, connection);
         if (status != TR_IO || !(connection->lost || first)) return status;
         int64_t tried_ms = (deadline - began + 500000) / 1000000;
-        if (tr__now_ns() + (int64_t)pause_ms * 1000000 >= deadline)
+        if (tr__in_ms(pause_ms) >= deadline)
             return tr__fail(TR_TIMEOUT, "%s, tried for %g s", tr_error_message(), (double)tried_ms / 1000);
         nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
     }
@@ -72,7 +67,7 @@ static tr_status open_connection(const tcp_store *s, int64_t deadline, bool firs
 
 static tr_status connect_first(tcp_store *s)
 {
-    TR__TRY(open_connection(s, deadline_in(s->store.timeout_ms), true, &s->idle[0]));
+    TR__TRY(open_connection(s, tr__in_ms(s->store.timeout_ms), true, &s->idle[0]));
     s->idle_count = 1;
     strcpy(s->name, s->idle[0].server);
     return TR_OK;
@@ -169,14 +164,14 @@ static tr_status try_to_ask(tcp_store *s, const char *key, const tr__frame *requ
 static tr_status exchange(tcp_store *s, const char *key, const tr__frame *request, int timeout_ms, tr__frame *answer,
     unsigned char **received)
 {
-    int64_t began = tr__now_ns(), deadline = deadline_in(timeout_ms), until = deadline;
+    int64_t began = tr__now_ns(), deadline = tr__in_ms(timeout_ms), until = deadline;
     tr__frame rest = *request;
     bool again;
     tr_status first = try_to_ask(s, key, &rest, timeout_ms, deadline, deadline, answer, received, &again);
     if (!again) return first;
     tr__error *why = tr__error_take();
     tr_status status = first;
-    if (deadline_in(AGAIN_MS) < until) until = deadline_in(AGAIN_MS);
+    if (tr__in_ms(AGAIN_MS) < until) until = tr__in_ms(AGAIN_MS);
     for (int pause_ms = 0; again && tr__now_ns() < until; pause_ms = pause_ms ? RETRY_MOST_MS : RETRY_FIRST_MS) {
         nanosleep(&(struct timespec){.tv_nsec = pause_ms * 1000000L}, NULL);
         int64_t passed_ms = (tr__now_ns() - began) / 1000000;
