@@ -182,37 +182,3 @@ void tr__connection_close(tr__connection *c)
     tr__wire_close(&c->wire);
     *c = (tr__connection){.wire.socket = -1};
 }
-
-/* ---- Binding ----------------------------------------------------------------------------------------------------- */
-
-static int bind_socket(const struct addrinfo *to, int *fd)
-{
-    *fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd < 0) return errno;
-    if (setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0 &&
-        bind(*fd, to->ai_addr, to->ai_addrlen) == 0)
-        return 0;
-    int error = errno;
-    close(*fd);
-    return error;
-}
-
-tr_status tr__bind(const char *host, int port, int *fd)
-{
-    char service[8];
-    snprintf(service, sizeof service, "%d", port);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE}, *found;
-    int error = tr__resolve(host, service, &hints, &found);
-    if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", host, port, gai_strerror(error));
-    error = EADDRNOTAVAIL;
-    for (const struct addrinfo *a = found; a && error && error != EADDRINUSE; a = a->ai_next)
-        error = bind_socket(a, fd);
-    freeaddrinfo(found);
-    if (error == EADDRINUSE)
-        return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which another process or store of this one "
-                              "has; the job needs a port of its own (MASTER_PORT)", host, port);
-    if (error == EADDRNOTAVAIL)
-        return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which is no address of this host; rank 0 runs "
-                              "where the others are to meet (MASTER_ADDR)", host, port);
-    return error ? tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d", host, port) : TR_OK;
-}

@@ -35,7 +35,4 @@ void tr__connection_close(tr__connection *connection);
 int tr__connection_exchange(tr__connection *connection, const tr__frame *request, int64_t deadline, tr__frame *frame,
     unsigned char **bytes);
 
-/* A socket on the first address of the host that can be bound: a name may have addresses that this machine has not. */
-tr_status tr__bind(const char *host, int port, int *fd);
-
 #endif

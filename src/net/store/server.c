@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/object.h"
+#include "base/resolve.h"
 #include "base/thread.h"
 #include "net/address.h"
 #include "net/cookie.h"
@@ -9,11 +10,14 @@
 #include "net/store/connection.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
@@ -96,6 +100,32 @@ static void *serve(void *arg)
     return NULL;
 }
 
+/* A socket on the first address of the host that can be bound: a name may have addresses that this machine has not. */
+static tr_status bind_socket(const char *host, int port, int *fd)
+{
+    char service[8];
+    snprintf(service, sizeof service, "%d", port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE}, *found;
+    int error = tr__resolve(host, service, &hints, &found);
+    if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", host, port, gai_strerror(error));
+    error = EADDRNOTAVAIL;
+    for (const struct addrinfo *a = found; a && error && error != EADDRINUSE; a = a->ai_next) {
+        *fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        bool bound = *fd >= 0 && setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0 &&
+                     bind(*fd, a->ai_addr, a->ai_addrlen) == 0;
+        error = bound ? 0 : errno;
+        if (error && *fd >= 0) close(*fd);
+    }
+    freeaddrinfo(found);
+    if (error == EADDRINUSE)
+        return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which another process or store of this one "
+                              "has; the job needs a port of its own (MASTER_PORT)", host, port);
+    if (error == EADDRNOTAVAIL)
+        return tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d, which is no address of this host; rank 0 runs "
+                              "where the others are to meet (MASTER_ADDR)", host, port);
+    return error ? tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d", host, port) : TR_OK;
+}
+
 static tr_status check_address(tr__server *s, const tr__server_options *o, int *port)
 {
     struct sockaddr_storage address;
@@ -115,7 +145,7 @@ static tr_status check_address(tr__server *s, const tr__server_options *o, int *
 static tr_status open_listener(tr__server *s, const tr__server_options *o, int *port)
 {
     int fd = o->listen_fd;
-    if (fd <= 0) TR__TRY(tr__bind(o->host, o->port, &fd));
+    if (fd <= 0) TR__TRY(bind_socket(o->host, o->port, &fd));
     int error = uv_tcp_open(&s->listener, fd);
     if (error) {
         if (fd != o->listen_fd) close(fd);
