@@ -69,8 +69,7 @@ tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *me
 
 void tr__endpoint_kick(tr__endpoint *e)
 {
-    ssize_t written = write(e->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
-    (void)written;
+    eventfd_write(e->kick, 1); /* fails only when it is set already */
 }
 
 static bool has_outgoing(tr__endpoint *e)
@@ -200,46 +199,28 @@ void tr__endpoint_place(const tr__attachment *a, uint64_t *segment, uint64_t *of
 static void free_attachment(tr__attachment *a)
 {
     tr__shm_queue_free(&a->early);
-    free(a->members);
-    free(a->places);
-    free(a->left);
     free(a);
-}
-
-static tr_status make_attachment(tr__endpoint *e, tr__attachment **made)
-{
-    size_t world = (size_t)e->world_size;
-    tr__attachment *a = calloc(1, sizeof *a);
-    if (!a) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
-    *a = (tr__attachment){.endpoint = e};
-    a->members = calloc(world, sizeof *a->members);
-    a->places = calloc(world, sizeof *a->places);
-    a->left = calloc(world, sizeof *a->left);
-    tr_status status = a->members && a->places && a->left
-        ? take_block(e, &a->block) : tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
-    for (size_t i = 0; i < world && status == TR_OK; i++) a->places[i] = -1;
-    if (status == TR_OK)
-        *made = a;
-    else
-        free_attachment(a);
-    return status;
 }
 
 tr_status tr__endpoint_attach(tr__endpoint *e, uint64_t id, const tr__attached *calls, void *user, tr__attachment **attachment)
 {
-    tr__attachment *a = NULL;
+    size_t world = (size_t)e->world_size;
+    tr__attachment *a = calloc(1, sizeof *a + world * (2 * sizeof *a->members + sizeof *a->left));
+    if (!a) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", e->name);
+    *a = (tr__attachment){.endpoint = e, .id = id, .calls = calls, .user = user, .places = a->members + world,
+        .left = (bool *)(a->members + 2 * world)};
+    for (size_t i = 0; i < world; i++) a->places[i] = -1;
     pthread_mutex_lock(&e->hearing);
-    tr_status status = make_attachment(e, &a);
+    tr_status status = take_block(e, &a->block);
     if (status == TR_OK) {
-        a->id = id;
-        a->calls = calls;
-        a->user = user;
         pthread_mutex_lock(&e->lock);
         a->next = e->attachments;
         e->attachments = a;
         pthread_mutex_unlock(&e->lock);
         e->users++;
         *attachment = a;
+    } else {
+        free_attachment(a);
     }
     pthread_mutex_unlock(&e->hearing);
     return status;
@@ -374,12 +355,6 @@ tr_status tr__endpoint_new(const char *name, int rank, int world_size, size_t bl
     return status;
 }
 
-tr_status tr__endpoint_start(tr__endpoint *e)
-{
-    tr__endpoint_watch(e);
-    return tr__endpoint_monitor_start(e);
-}
-
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
 /* A peer in this process could not get hold of memory that we have shown it when that is freed before it has read so. */
@@ -405,7 +380,7 @@ static void free_peer(tr__endpoint_peer *peer)
 
 void tr__endpoint_free(tr__endpoint *e)
 {
-    if (e->watching) tr__segment_unwatch(&e->watcher);
+    if (e->watcher.freed) tr__segment_unwatch(&e->watcher);
     if (e->has_monitor) {
         tr__endpoint_monitor_stop(e);
         atomic_store(&e->page->ended, 1);

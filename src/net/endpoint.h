@@ -123,11 +123,11 @@ typedef struct tr__attachment {
     void *user;
     void *block;               /* the control block */
     int count;                 /* members; 0: not known yet */
-    int *members;              /* [count] of [world_size]: places among the peers */
     int *places;               /* [world_size]: a peer's place among the members, or -1 */
     bool *left;                /* [world_size]: the member has taken leave, or has died */
     tr__shm_queue early;     /* what came before the members were known */
     _Atomic uint64_t use;      /* how many threads use mappings, and above them the version when the first of them began */
+    int members[];             /* [count] of [world_size]: places among the peers; then `places` and `left` */
 } tr__attachment;
 
 typedef struct tr__endpoint_blocks tr__endpoint_blocks;
@@ -151,8 +151,7 @@ typedef struct tr__endpoint {
     pthread_cond_t changed;  /* a mapping came, a member left, or a group broke */
     tr__endpoint_segment *shown; /* our segments that peers have been told of */
     size_t shown_count, shown_room;
-    bool watching;
-    tr__segment_watcher watcher;
+    tr__segment_watcher watcher; /* .freed NULL: not yet */
     atomic_bool has_gone;    /* something waits to be unmapped */
     _Atomic uint64_t version; /* of the mappings: raised when one goes */
 
@@ -172,8 +171,6 @@ tr_status tr__endpoint_new(const char *name, int rank, int world_size, size_t bl
 void tr__endpoint_free(tr__endpoint *e);
 /* Before it starts: there are only so many on this host, and this is our place among them. */
 void tr__endpoint_settle(tr__endpoint *e, int rank, int world_size);
-/* All peers are connected. */
-tr_status tr__endpoint_start(tr__endpoint *e);
 /* The control block of a peer's first group, whose mapping has room for it. */
 static inline void *tr__endpoint_first(const tr__endpoint *e, tr__endpoint_page *page)
 {
@@ -217,7 +214,8 @@ void tr__attachment_retire(tr__attachment *a);
 enum { TR__SHM_LOST = -2 };
 ssize_t tr__shm_send(int socket, const tr__shm_message *message, int fd);
 ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd);
-tr_status tr__endpoint_monitor_start(tr__endpoint *e);
+/* All peers are connected. */
+tr_status tr__endpoint_start(tr__endpoint *e);
 /* Sends what is queued and ends the thread. */
 void tr__endpoint_monitor_stop(tr__endpoint *e);
 

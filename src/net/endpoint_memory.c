@@ -126,7 +126,6 @@ void tr__endpoint_watch(tr__endpoint *e)
 {
     e->watcher = (tr__segment_watcher){.freed = own_freed, .user = e};
     tr__segment_watch(&e->watcher);
-    e->watching = true;
 }
 
 void tr__endpoint_forget(tr__endpoint *e)
@@ -199,26 +198,20 @@ void tr__shm_mapping_close(const tr__shm_mapping *mapping)
         munmap(mapping->memory, mapping->bytes);
 }
 
-/* Under the lock. */
-static tr_status add_mapping(tr__endpoint_peer *peer, const tr__shm_mapping *mapping)
-{
-    if (!tr__grow(&peer->mappings, peer->mapping_count, &peer->mapping_room, sizeof *peer->mappings))
-        return tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", peer->rank, peer->pid);
-    peer->mappings[peer->mapping_count++] = *mapping;
-    return TR_OK;
-}
-
 tr_status tr__endpoint_mapped(tr__endpoint *e, int peer, const tr__shm_message *message, int fd)
 {
     tr__shm_mapping mapping;
-    TR__TRY(tr__shm_mapping_open(&e->peers[peer], message->id, message->bytes, fd, &mapping));
+    tr__endpoint_peer *p = &e->peers[peer];
+    TR__TRY(tr__shm_mapping_open(p, message->id, message->bytes, fd, &mapping));
     if (!mapping.memory) return TR_OK;
     mapping.stays = message->type != TR__SHM_SEGMENT;
     pthread_mutex_lock(&e->lock);
-    tr_status status = add_mapping(&e->peers[peer], &mapping);
+    bool room = tr__grow(&p->mappings, p->mapping_count, &p->mapping_room, sizeof *p->mappings);
+    if (room) p->mappings[p->mapping_count++] = mapping;
     pthread_mutex_unlock(&e->lock);
-    if (status != TR_OK) tr__shm_mapping_close(&mapping);
-    return status;
+    if (room) return TR_OK;
+    tr__shm_mapping_close(&mapping);
+    return tr__fail(TR_NO_MEMORY, "no memory to map a buffer of rank %d (pid %ld)", p->rank, p->pid);
 }
 
 const tr__shm_mapping *tr__endpoint_mapping(const tr__endpoint_peer *peer, uint64_t id, uint64_t since)

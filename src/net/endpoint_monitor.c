@@ -309,8 +309,9 @@ static void *monitor(void *arg)
     }
 }
 
-tr_status tr__endpoint_monitor_start(tr__endpoint *e)
+tr_status tr__endpoint_start(tr__endpoint *e)
 {
+    tr__endpoint_watch(e);
     int error = tr__thread_start(&e->monitor, monitor, e);
     if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its monitor", e->name);
     e->has_monitor = true;
