@@ -19,14 +19,14 @@
 
 /* ---- Control messages -------------------------------------------------------------------------------------------- */
 
-void tr__network_watch(tr__network_endpoint *n, tr__network_connection *c, bool reads, bool waits)
+bool tr__network_watch(tr__network_endpoint *n, tr__network_connection *c, bool reads, bool waits)
 {
-    bool before = c->reads || c->waits, after = reads || waits;
+    bool before = c->reads || c->waits, after = reads || waits, same = c->reads == reads && c->waits == waits;
     struct epoll_event e = {.events = (reads ? EPOLLIN : 0u) | (waits ? EPOLLOUT : 0u), .data.ptr = c};
     int change = before && after ? EPOLL_CTL_MOD : after ? EPOLL_CTL_ADD : EPOLL_CTL_DEL;
-    if (c->reads != reads || c->waits != waits) epoll_ctl(n->watch, change, c->wire.socket, &e);
     c->reads = reads;
     c->waits = waits;
+    return same || epoll_ctl(n->watch, change, c->wire.socket, &e) == 0;
 }
 
 /* Under the lock. NULL: nothing. */
@@ -117,8 +117,7 @@ void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, 
 
 void tr__network_kick(tr__network_endpoint *n)
 {
-    ssize_t written = write(n->kick, &(uint64_t){1}, sizeof(uint64_t)); /* fails only when it is set already */
-    (void)written;
+    eventfd_write(n->kick, 1); /* fails only when it is set already */
 }
 
 /* ---- Groups ------------------------------------------------------------------------------------------------------ */
@@ -129,23 +128,16 @@ static void free_group(tr__network_group *g)
         next = early->next;
         free(early);
     }
-    free(g->members);
-    free(g->places);
     free(g);
 }
 
 tr_status tr__network_attach(tr__network_endpoint *n, uint64_t id, const tr__network_calls *calls, void *user, tr__network_group **group)
 {
     size_t world = (size_t)n->world_size;
-    tr__network_group *g = calloc(1, sizeof *g);
+    tr__network_group *g = calloc(1, sizeof *g + 2 * world * sizeof *g->members);
     if (!g) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", n->name);
-    *g = (tr__network_group){.network = n, .id = id, .calls = calls, .user = user, .last_early = &g->early};
-    g->members = calloc(world, sizeof *g->members);
-    g->places = malloc(world * sizeof *g->places);
-    if (!g->members || !g->places) {
-        free_group(g);
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for a group", n->name);
-    }
+    *g = (tr__network_group){.network = n, .id = id, .calls = calls, .user = user, .places = g->members + world,
+        .last_early = &g->early};
     for (size_t i = 0; i < world; i++) g->places[i] = -1;
     *group = g; /* before the monitor calls */
     pthread_mutex_lock(&n->hearing);
@@ -173,20 +165,6 @@ void tr__network_enter(tr__network_group *g, int count)
 
 /* ---- Connections of groups --------------------------------------------------------------------------------------- */
 
-tr_status tr__network_connect(tr__network_group *g, int member, tr__channel channel)
-{
-    TR__TRY(tr__network_call(g->network, g->members[member], channel, g->id));
-    tr__network_kick(g->network);
-    return TR_OK;
-}
-
-static bool watch(tr__network_endpoint *n, tr__network_connection *c)
-{
-    struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
-    c->reads = true;
-    return epoll_ctl(n->watch, EPOLL_CTL_ADD, c->wire.socket, &e) == 0;
-}
-
 tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group, tr__wire *wire,
     tr__network_connection *c)
 {
@@ -202,7 +180,7 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
         c->at = n->news_first;
         c->next = n->controls;
         n->controls = c;
-        watched = watch(n, c);
+        watched = tr__network_watch(n, c, true, false);
         tr__network_push(n, c);
     } else {
         c->next = peer->connections;
@@ -212,30 +190,13 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
     return watched ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no epoll", n->name);
 }
 
-/* Under the lock. The peer reads up to the end of what was sent. What it has sent is read by the monitor: a connection is reset
- * when it is closed with unread bytes, and what we sent last would be lost with it. */
-static void begin_to_end(tr__network_endpoint *n, tr__network_connection *c)
+/* The peer reads up to the end of what was sent. What it has sent is read by the monitor: a connection is reset when it is closed
+ * with unread bytes, and what we sent last would be lost with it. */
+void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *c)
 {
     shutdown(c->wire.socket, SHUT_WR);
     c->ending = true;
-    (void)!watch(n, c); /* if it cannot, the connection stays until the endpoint ends */
-}
-
-void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *c)
-{
-    pthread_mutex_lock(&n->lock);
-    begin_to_end(n, c);
-    pthread_mutex_unlock(&n->lock);
-}
-
-static void give_back_all(tr__network_group *g)
-{
-    tr__network_endpoint *n = g->network;
-    pthread_mutex_lock(&n->lock);
-    for (int i = 0; i < g->count; i++)
-        for (tr__network_connection *c = n->peers[g->members[i]].connections; c; c = c->next)
-            if (c->group == g->id && !c->ending) begin_to_end(n, c);
-    pthread_mutex_unlock(&n->lock);
+    tr__network_watch(n, c, true, false); /* if it cannot, the connection stays until the endpoint ends */
 }
 
 void tr__network_detach(tr__network_group *g, bool sound)
@@ -245,7 +206,11 @@ void tr__network_detach(tr__network_group *g, bool sound)
     tr__network_group **at = &n->groups;
     while (*at != g) at = &(*at)->next;
     *at = g->next;
-    give_back_all(g);
+    pthread_mutex_lock(&n->lock);
+    for (int i = 0; i < g->count; i++)
+        for (tr__network_connection *c = n->peers[g->members[i]].connections; c; c = c->next)
+            if (c->group == g->id && !c->ending) tr__network_give_back(n, c);
+    pthread_mutex_unlock(&n->lock);
     n->hasty = !sound;
     bool last = --n->users == 0;
     pthread_mutex_unlock(&n->hearing);
@@ -355,7 +320,6 @@ void tr__network_free(tr__network_endpoint *n)
     free(n->peers);
     free(n->incoming);
     free(n->polled);
-    free(n->attempts);
     pthread_mutex_destroy(&n->hearing);
     pthread_mutex_destroy(&n->lock);
     free(n);

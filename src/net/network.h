@@ -7,7 +7,6 @@
  *   network_links.c     the control connections as a whole: whose they are, what is passed on, joining and leaving
  *   network_connect.c   connections on their way: ours to peers, and those that come in
  *   network_monitor.c   the thread, and what comes in
- *   network_socket.c    what connections ask of the kernel
  *
  * Control connections are made when the first group is joined, between all pairs of few peers, and among many between neighbours,
  * which pass on what is for all. They are idle but for failures and the like, so a message there never waits behind data, and the
@@ -179,9 +178,9 @@ typedef struct tr__network_group {
     const tr__network_calls *calls;
     void *user;
     int count;    /* members; 0: not known yet */
-    int *members; /* [count] of [world_size]: places among the peers */
     int *places;  /* [world_size]: a peer's place among the members, or -1 */
     tr__early_frame *early, **last_early;
+    int members[]; /* [count] of [world_size]: places among the peers; then `places` */
 } tr__network_group;
 
 /* ---- Connections on their way ------------------------------------------------------------------------------------ */
@@ -258,8 +257,7 @@ typedef struct tr__network_endpoint {
     tr__origins origins;
     int turned_away;
     int unpaced; /* connections for which the congestion control was changed */
-    struct pollfd *polled;
-    tr__attempt **attempts;  /* that they are of; [poll_most], as are those */
+    struct pollfd *polled;   /* [poll_most] */
     int poll_most;
 
     int watch; /* epoll: all control connections, and those that are ending */
@@ -293,12 +291,10 @@ void tr__network_enter(tr__network_group *g, int count);
 /* The group has ended here, without a failure or not; its members have been told. The endpoint ends with its last group. */
 void tr__network_detach(tr__network_group *g, bool sound);
 
-/* Has a connection of the group with a member made, unless that is under way. The group is told when it is there. */
-tr_status tr__network_connect(tr__network_group *g, int member, tr__channel channel);
 /* Takes a wire over, and a connection from malloc(), which it becomes. */
 tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group, tr__wire *wire,
     tr__network_connection *connection);
-/* Nobody needs it any more. */
+/* Under the lock: nobody needs it any more. */
 void tr__network_give_back(tr__network_endpoint *n, tr__network_connection *connection);
 
 /* Under the lock, or when no other thread knows it any more: it is closed. */
@@ -309,8 +305,8 @@ void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, 
 void tr__network_kick(tr__network_endpoint *n);
 /* Under the lock: sends what there is for a neighbour, as far as its connection has room; never blocks. */
 void tr__network_push(tr__network_endpoint *n, tr__network_connection *control);
-/* Under the lock: what epoll is to tell of one from now on. */
-void tr__network_watch(tr__network_endpoint *n, tr__network_connection *control, bool reads, bool waits);
+/* Under the lock: what epoll is to tell of one from now on. False: it cannot. */
+bool tr__network_watch(tr__network_endpoint *n, tr__network_connection *control, bool reads, bool waits);
 /* Appends a message to the news; to: the neighbour it is for, -1: all, who get it numbered if it is from this rank. */
 void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__network_frame *frame, const char *text);
 
@@ -344,7 +340,7 @@ void tr__network_hear_link(tr__network_endpoint *n, tr__network_peer *peer);
 /* ---- network_connect.c ------------------------------------------------------------------------------------------- */
 
 tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options *options);
-/* Begins to connect to a peer, unless that is under way. */
+/* Has a connection to a peer made, unless that is under way. Its group is told when it is there. */
 tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group);
 /* Is one under way that this rank makes? */
 bool tr__network_under_way(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group);
@@ -353,10 +349,6 @@ bool tr__network_under_way(tr__network_endpoint *n, int rank, tr__channel channe
 tr_status tr__network_step(tr__network_endpoint *n, int timeout_ms, int *ready);
 /* Ends all that are on their way. */
 void tr__network_drop_attempts(tr__network_endpoint *n);
-
-/* ---- network_socket.c -------------------------------------------------------------------------------------------- */
-
-void tr__network_set_up_socket(tr__network_endpoint *n, int socket, tr__channel channel);
 
 /* ---- network_monitor.c ------------------------------------------------------------------------------------------- */
 

@@ -15,11 +15,15 @@
 #include "net/network.h"
 
 #include <errno.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <openssl/crypto.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
@@ -32,6 +36,8 @@ enum {
     SPARE = 256,     /* places for connections that come in, beyond the ranks', and */
     BACKLOG = 1024,  /* in the kernel, until we look there */
     LOGGED_MOST = 10,
+    LATEST_MS = 2 * TR__LINK_LOST_MS, /* without an answer: later than the monitor gives a host up */
+    SHORT_US = 1000, /* a round trip within one site */
 };
 
 /* ---- The listener ------------------------------------------------------------------------------------------------ */
@@ -56,6 +62,43 @@ tr_status tr__network_listen(tr__network_endpoint *n, const tr__network_options 
     if (!n->incoming) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", n->name, n->world_size);
     for (n->incoming_most = 0; n->incoming_most < most; n->incoming_most++) n->incoming[n->incoming_most].wire.socket = -1;
     return tr__address_write(&a, n->address);
+}
+
+/* ---- What connections ask of the kernel -------------------------------------------------------------------------- */
+
+static bool has_short_rounds(int socket)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+    bool known = getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 &&
+                 length >= offsetof(struct tcp_info, tcpi_min_rtt) + sizeof info.tcpi_min_rtt;
+    return known && info.tcpi_min_rtt < SHORT_US;
+}
+
+/* BBR sends by the clock, at the rate that it believes the path to have. Between neighbours whose rounds are shorter
+ * than a timer's, that is work for nothing: it took a third of the throughput, whatever the number of connections. Reno
+ * is in every kernel, and open to every user. */
+static bool stop_pacing(int socket)
+{
+    char name[16] = "";
+    socklen_t length = sizeof name;
+    bool paces = getsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0 && strncmp(name, "bbr", 3) == 0;
+    return paces && has_short_rounds(socket) && setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, "reno", strlen("reno")) == 0;
+}
+
+/* The monitor notices a host that is gone by its silence (net/link.h). While it does not run yet, the kernel does, on the control
+ * connection only: a peer that is stopped, or slow to read, has room there for what joining sends, and where there is none
+ * TCP_USER_TIMEOUT would end the wait for it. */
+static void set_up_socket(tr__network_endpoint *n, int socket, tr__channel channel)
+{
+    int on = 1, latest = LATEST_MS;
+    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    bool bounded = tr__link_bound_retries(socket), control = channel == TR__CONTROL_CHANNEL;
+    if (control || !bounded || tr__network_relays(n)) tr__link_probe(socket);
+    if (control && !n->has_monitor) setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &latest, sizeof latest);
+    if (!control && stop_pacing(socket) && !n->unpaced++)
+        tr__log(TR_LOG_INFO, "group '%s': rank %d uses the congestion control 'reno' instead of the system's 'bbr' where round "
+            "trips take less than %d us", n->name, n->rank, SHORT_US);
 }
 
 /* ---- Handshake --------------------------------------------------------------------------------------------------- */
@@ -152,7 +195,7 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
         return tr__fail(TR_MISMATCH, "group '%s': TRIREME_CHECK has the word wire on rank %d and not on rank %d; give it to all "
             "ranks or to none", n->name, n->checked ? n->rank : a->rank, n->checked ? a->rank : n->rank);
     a->wire.checked = !n->key && (n->checked || !record_of(n, a->rank).same_host);
-    tr__network_set_up_socket(n, a->wire.socket, a->channel);
+    set_up_socket(n, a->wire.socket, a->channel);
     tr__network_connection *c = a->made;
     a->made = NULL;
     TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, c));
@@ -163,7 +206,9 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
     bool wanted = member >= 0 && g->calls->wants(g->user, member, a->channel, false);
     if (wanted) g->calls->connected(g->user, member, a->channel, c);
     pthread_mutex_unlock(&n->hearing);
+    pthread_mutex_lock(&n->lock);
     if (!wanted) tr__network_give_back(n, c);
+    pthread_mutex_unlock(&n->lock);
     return TR_OK;
 }
 
@@ -191,6 +236,7 @@ tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channe
         free(a);
         free(made);
     }
+    tr__network_kick(n);
     return memory ? TR_OK : tr__fail(TR_NO_MEMORY, "group '%s': no memory for a connection to rank %d", n->name, rank);
 }
 
@@ -218,7 +264,7 @@ static tr_status again(tr__network_endpoint *n, tr__attempt *a)
 {
     drop(a);
     a->stage = TR__IDLE;
-    a->retry = tr__now_ns() + RETRY_MS * (int64_t)1000000;
+    a->retry = tr__in_ms(RETRY_MS);
     return n->joining ? n->joining->refused(n->joining->user, a->rank) : TR_OK;
 }
 
@@ -227,7 +273,7 @@ static tr_status refused(tr__network_endpoint *n, tr__attempt *a)
 {
     TR__TRY(again(n, a));
     bool neighbour = a->channel == TR__CONTROL_CHANNEL && !n->joining;
-    if (neighbour) a->retry = tr__now_ns() + ((int64_t)RETRY_MS << a->refusals) * 1000000;
+    if (neighbour) a->retry = tr__in_ms((int64_t)RETRY_MS << a->refusals);
     if (neighbour && a->refusals < PAUSES_MOST) a->refusals++;
     return TR_OK;
 }
@@ -248,7 +294,7 @@ static tr_status connect_later(tr__network_endpoint *n, tr__attempt *a, int erro
     if (!shortage && (!no_way || now - a->unreachable > TR__LINK_LOST_MS * (int64_t)1000000))
         return cannot_reach(n, a, error);
     TR__TRY(again(n, a));
-    a->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
+    a->retry = tr__in_ms(REACH_MS);
     return TR_OK;
 }
 
@@ -277,7 +323,7 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
             n->peers[n->rank].record.host);
     int socket = open_socket(&to);
     if (socket < 0 && a->channel == TR__CONTROL_CHANNEL && !n->joining) { /* no descriptor here: try again */
-        a->retry = tr__now_ns() + REACH_MS * (int64_t)1000000;
+        a->retry = tr__in_ms(REACH_MS);
         return TR_OK;
     }
     if (socket < 0) return tr__fail_errno(TR_IO, errno, "group '%s': no socket to rank %d", n->name, a->rank);
@@ -468,7 +514,7 @@ static tr_status let_in(tr__network_endpoint *n)
                 send_away(n, first);
                 continue;
             }
-            n->full_until = tr__now_ns() + REACH_MS * (int64_t)1000000; /* connections that wait would keep this thread awake */
+            n->full_until = tr__in_ms(REACH_MS); /* connections that wait would keep this thread awake */
         }
         if (socket < 0) return TR_OK;
         tr__link_bound_retries(socket);
@@ -510,81 +556,73 @@ static bool is_held(const tr__attempt *a)
     return a->got == sizeof a->hello;
 }
 
-static tr_status need_room(tr__network_endpoint *n, int count)
-{
-    if (count <= n->poll_most) return TR_OK;
-    struct pollfd *polled = realloc(n->polled, (size_t)count * sizeof *polled);
-    if (polled) n->polled = polled;
-    tr__attempt **attempts = realloc(n->attempts, (size_t)count * sizeof(tr__attempt *));
-    if (attempts) n->attempts = attempts;
-    if (!polled || !attempts) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d connections", n->name, count);
-    n->poll_most = count;
-    return TR_OK;
-}
-
-static void poll_for(tr__network_endpoint *n, int *count, int fd, short events, tr__attempt *a)
-{
-    n->polled[*count] = (struct pollfd){.fd = fd, .events = events};
-    n->attempts[(*count)++] = a;
-}
-
 enum { FIXED = 3 }; /* what is polled beside attempts: the listener, the endpoint's connections, the kick */
 
-/* What is to be polled. *wait_ms becomes less when something is due before. */
-static tr_status prepare(tr__network_endpoint *n, int *count, int *outgoing, int *wait_ms)
+/* What is to be polled: those, our attempts from *first on, and those that came in. *wait_ms becomes less when something is due
+ * before. */
+static tr_status prepare(tr__network_endpoint *n, tr__attempt **first, int *count, int *wait_ms)
 {
     int most = FIXED + n->incoming_most;
     pthread_mutex_lock(&n->lock);
-    tr__attempt *first = n->outgoing;
-    for (const tr__attempt *a = first; a; a = a->next) most++;
+    *first = n->outgoing;
+    for (const tr__attempt *a = *first; a; a = a->next) most++;
     pthread_mutex_unlock(&n->lock);
-    TR__TRY(need_room(n, most));
-    *count = 0;
+    if (most > n->poll_most) {
+        struct pollfd *polled = realloc(n->polled, (size_t)most * sizeof *polled);
+        if (!polled) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d connections", n->name, most);
+        n->polled = polled;
+        n->poll_most = most;
+    }
     int64_t now = tr__now_ns();
     bool full = n->full_until > now;
     int least = full && *wait_ms > REACH_MS ? REACH_MS : *wait_ms;
-    poll_for(n, count, full ? -1 : n->listener, POLLIN, NULL);
-    poll_for(n, count, n->joining ? -1 : n->watch, POLLIN, NULL);
-    poll_for(n, count, n->kick, POLLIN, NULL);
-    for (tr__attempt *a = first; a; a = a->next) {
-        poll_for(n, count, a->wire.socket, a->stage == TR__CONNECTING ? POLLOUT : POLLIN, a);
+    struct pollfd *at = n->polled;
+    *at++ = (struct pollfd){.fd = full ? -1 : n->listener, .events = POLLIN};
+    *at++ = (struct pollfd){.fd = n->joining ? -1 : n->watch, .events = POLLIN};
+    *at++ = (struct pollfd){.fd = n->kick, .events = POLLIN};
+    for (const tr__attempt *a = *first; a; a = a->next) {
+        *at++ = (struct pollfd){.fd = a->wire.socket, .events = a->stage == TR__CONNECTING ? POLLOUT : POLLIN};
         int64_t due_ms = a->retry > now ? (a->retry - now) / 1000000 + 1 : 1;
         if (a->stage == TR__IDLE && due_ms < least) least = (int)due_ms;
     }
-    *outgoing = *count;
     for (int i = 0; i < n->incoming_most; i++) {
         tr__attempt *a = &n->incoming[i];
         if (a->wire.socket < 0) continue;
-        bool silent = !n->joining && tr__now_ns() - a->since > 2 * TRY_MS * (int64_t)1000000;
+        bool silent = !n->joining && now - a->since > 2 * TRY_MS * (int64_t)1000000;
         if (silent) {
             send_away(n, a);
             continue;
         }
         if (is_held(a) && least > HELD_MS) least = HELD_MS;
-        poll_for(n, count, is_held(a) ? -1 : a->wire.socket, POLLIN, a);
+        *at++ = (struct pollfd){.fd = is_held(a) ? -1 : a->wire.socket, .events = POLLIN};
     }
+    *count = (int)(at - n->polled);
     *wait_ms = least;
     return TR_OK;
 }
 
 tr_status tr__network_step(tr__network_endpoint *n, int timeout_ms, int *ready)
 {
-    int count, outgoing;
-    uint64_t kicks;
+    tr__attempt *first = NULL;
+    int count = 0;
+    eventfd_t kicks;
     TR__TRY(call_those_due(n));
-    TR__TRY(prepare(n, &count, &outgoing, &timeout_ms));
+    TR__TRY(prepare(n, &first, &count, &timeout_ms));
     *ready = poll(n->polled, (nfds_t)count, timeout_ms);
-    while (read(n->kick, &kicks, sizeof kicks) > 0) continue;
-    for (int i = FIXED; i < outgoing; i++) {
-        tr__attempt *a = n->attempts[i];
+    eventfd_read(n->kick, &kicks);
+    const struct pollfd *polled = n->polled + FIXED;
+    for (tr__attempt *a = first, *next; a; a = next) {
         bool done = false;
-        if (!n->polled[i].revents || a->wire.socket < 0) continue;
+        next = a->next;
+        if (!polled++->revents) continue;
         tr_status status = go_on(n, a, &done);
         if (status != TR_OK || done) TR__TRY(end_attempt(n, a, status));
     }
-    for (int i = outgoing; i < count; i++) {
-        tr__attempt *a = n->attempts[i];
-        if (n->polled[i].revents || is_held(a)) TR__TRY(hear_incoming(n, a));
+    for (int i = 0; i < n->incoming_most; i++) {
+        tr__attempt *a = &n->incoming[i];
+        if (a->wire.socket < 0) continue;
+        bool came = polled++->revents;
+        if (came || is_held(a)) TR__TRY(hear_incoming(n, a));
     }
     return n->polled[0].revents ? let_in(n) : TR_OK;
 }

@@ -156,7 +156,7 @@ static void await_one_that_has_left(rank *r)
     OK(tr_barrier(r->group));
     if (r->number == 0) {
         pthread_mutex_lock(&t->network->hearing); /* nothing comes of it yet */
-        tr_status asked = tr__network_connect(t->place, 1, TR__P2P_CHANNEL);
+        tr_status asked = tr__network_call(t->network, 1, TR__P2P_CHANNEL, t->place->id);
         bool left = atomic_exchange(&t->peers[1].left, true);
         int64_t began = time_of(CLOCK_MONOTONIC), busy = time_of(CLOCK_THREAD_CPUTIME_ID);
         tr_status waited = asked == TR_OK ? tr__tcp_await_wire(t, 1, TR__P2P_CHANNEL, WAIT_MS, &wire) : asked;

@@ -55,7 +55,8 @@ tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *nev
         wire = tr__tcp_wire(t, rank, channel);
         *never = !wire && !under_way;
     } else if (!atomic_exchange(&peer->asked[channel], true)) {
-        if (tr__network_connect(t->place, rank, channel) != TR_OK) atomic_store(&peer->asked[channel], false);
+        tr_status status = tr__network_call(t->network, t->place->members[rank], channel, t->place->id);
+        if (status != TR_OK) atomic_store(&peer->asked[channel], false);
     }
     return wire;
 }
