@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "base/log.h"
 
 #include <pthread.h>
@@ -68,12 +69,13 @@ void tr__log(tr_log_level level, const char *format, ...)
     pthread_once(&environment_read, read_environment);
     pthread_rwlock_rdlock(&sink.lock);
     if (sink.function && level <= sink.level) {
-        char message[1024];
+        char *message = NULL;
         va_list arguments;
         va_start(arguments, format);
-        vsnprintf(message, sizeof message, format, arguments);
+        if (vasprintf(&message, format, arguments) < 0) message = NULL;
         va_end(arguments);
-        sink.function(level, tr_printable(message), sink.user);
+        sink.function(level, message ? tr_printable(message) : "no memory for a message", sink.user);
+        free(message);
     }
     pthread_rwlock_unlock(&sink.lock);
 }

@@ -251,6 +251,29 @@ static void messages_of_the_log_are_printable(void **state)
     assert_string_equal(kept, "a file named ?[2J");
 }
 
+static void keep_all(tr_log_level level, const char *message, void *user)
+{
+    (void)level;
+    free(*(char **)user);
+    *(char **)user = strdup(message);
+}
+
+/* The end of a message is what to do about it. */
+static void long_messages_of_the_log_are_whole(void **state)
+{
+    (void)state;
+    char text[3000], *kept = NULL;
+    memset(text, 'x', sizeof text - 1);
+    text[sizeof text - 1] = 0;
+    tr_set_log(keep_all, &kept, TR_LOG_WARN);
+    tr__log(TR_LOG_WARN, "%s: the end\x1b", text);
+    tr_set_log(NULL, NULL, TR_LOG_OFF);
+    assert_non_null(kept);
+    assert_int_equal(strlen(kept), sizeof text - 1 + strlen(": the end?"));
+    assert_string_equal(kept + sizeof text - 1, ": the end?");
+    free(kept);
+}
+
 /* What a child of this process writes to stderr before it ends, and its exit code. */
 static int stderr_of(void (*body)(void), char *text, size_t size)
 {
@@ -669,6 +692,7 @@ int main(void)
         cmocka_unit_test(errors_travel),
         cmocka_unit_test(text_is_made_printable),
         cmocka_unit_test(messages_of_the_log_are_printable),
+        cmocka_unit_test(long_messages_of_the_log_are_whole),
         cmocka_unit_test(the_end_of_a_loop_is_no_failure),
         cmocka_unit_test(names_are_known),
         cmocka_unit_test(every_iteration_runs_once),
