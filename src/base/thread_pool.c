@@ -2,6 +2,7 @@
 
 #include "base/futex.h"
 #include "base/memory.h"
+#include "base/thread.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -116,7 +117,7 @@ tr__pool *tr__pool_new(int threads)
     pool->workers = calloc((size_t)pool->threads, sizeof *pool->workers);
     bool ok = pool->workers != NULL;
     for (int i = 0; ok && i < pool->threads - 1; i++) {
-        ok = pthread_create(&pool->workers[i], NULL, worker, pool) == 0;
+        ok = tr__thread_start(&pool->workers[i], worker, pool) == 0;
         if (ok) pool->started++;
     }
     if (ok) return pool;

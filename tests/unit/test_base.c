@@ -9,10 +9,12 @@
 
 #include <trireme/trireme.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -474,6 +476,38 @@ static void a_forked_child_needs_no_workers(void **state)
     tr__pool_free(pool);
 }
 
+/* A launcher in this process waits for signals that its own thread blocks: no other thread may take them. */
+static void workers_take_no_signals(void **state)
+{
+    (void)state;
+    sigset_t none, old;
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, &old);
+    tr__pool *pool = tr__pool_new(4);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    assert_non_null(pool);
+    static marks m;
+    m.pool = pool;
+    tr__pool_for(pool, 5000, 10, mark, &m); /* all have begun when it ends */
+    int threads = 0, blocking = 0;
+    DIR *folder = opendir("/proc/self/task");
+    assert_non_null(folder);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char path[300], line[128];
+        unsigned long long blocked = 0;
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+        FILE *status = atoi(entry->d_name) ? fopen(path, "re") : NULL;
+        while (status && fgets(line, sizeof line, status)) (void)sscanf(line, "SigBlk: %llx", &blocked);
+        if (status) fclose(status);
+        threads += status != NULL;
+        blocking += (blocked >> (SIGINT - 1) & 1) && (blocked >> (SIGUSR1 - 1) & 1);
+    }
+    closedir(folder);
+    tr__pool_free(pool);
+    assert_true(threads >= 4);
+    assert_true(blocking >= 3);
+}
+
 static void *use_pool(void *arg)
 {
     marks *m = arg;
@@ -698,6 +732,7 @@ int main(void)
         cmocka_unit_test(every_iteration_runs_once),
         cmocka_unit_test(pieces_are_equal),
         cmocka_unit_test(a_forked_child_needs_no_workers),
+        cmocka_unit_test(workers_take_no_signals),
         cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
         cmocka_unit_test(free_blocks_go_back_to_the_system),
