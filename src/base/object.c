@@ -194,17 +194,18 @@ static void thread_ends(void *unused)
 
 /* Process-wide: the key whose destructor releases a thread's handles. */
 static pthread_key_t exit_key;
+static bool has_exit_key; /* else others have taken all keys, and what a thread has outside its scopes stays when it ends */
 static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
 
 static void make_exit_key(void)
 {
-    if (pthread_key_create(&exit_key, thread_ends) != 0) exit_key = 0;
+    has_exit_key = pthread_key_create(&exit_key, thread_ends) == 0;
 }
 
 static void hook_thread_exit(void)
 {
     pthread_once(&exit_once, make_exit_key);
-    state.has_exit_hook = pthread_setspecific(exit_key, &state) == 0;
+    state.has_exit_hook = has_exit_key && pthread_setspecific(exit_key, &state) == 0;
 }
 
 static bool scope_add(tr__object *object)

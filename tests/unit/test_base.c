@@ -179,6 +179,27 @@ static void a_thread_that_ends_gives_up_its_handles(void **state)
     assert_int_equal(gone, 2);
 }
 
+/* Where other libraries have taken all keys of threads, theirs are left alone. */
+static void without_a_key_a_thread_has_scopes_all_the_same(void **state)
+{
+    (void)state;
+    pid_t child = fork(); /* before this process has had a scope */
+    assert_true(child >= 0);
+    if (child == 0) {
+        pthread_key_t key;
+        while (pthread_key_create(&key, NULL) == 0) continue;
+        const void *before = pthread_getspecific(0);
+        int gone = 0;
+        tr_scope_push();
+        thing_new(&gone);
+        tr_scope_pop();
+        _exit(gone == 1 && pthread_getspecific(0) == before ? 0 : 1);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_int_equal(how, 0);
+}
+
 static void errors_travel(void **state)
 {
     (void)state;
@@ -716,6 +737,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_environment_turns_the_log_on), /* first: a process reads it once, and children inherit that */
+        cmocka_unit_test(without_a_key_a_thread_has_scopes_all_the_same), /* before the first scope */
         cmocka_unit_test(scopes_end_what_they_hold),
         cmocka_unit_test(what_only_scopes_hold_is_not_released),
         cmocka_unit_test(a_program_has_objects_of_its_own),
