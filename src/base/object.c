@@ -387,6 +387,10 @@ void *tr__object_failed(const tr__type *type)
 void *tr__object_pass(const tr__type *type, const void *in_error)
 {
     tr__error *error = ((const tr__object *)in_error)->error;
+    if (gone(in_error)) { /* a copy: by that error itself, this object would count as gone */
+        tr__fail_stored(error);
+        return tr__object_failed(type);
+    }
     atomic_fetch_add(&error->refs, 1);
     return object_in_error(type, error);
 }

@@ -729,8 +729,11 @@ static void what_is_gone_says_so(void **state)
     assert_true(isnan(tr_item(x)));
     assert_non_null(strstr(tr_error_message(), "is gone"));
     TR_SCOPE;
-    assert_int_equal(tr_status_of(tr_add(x, x)), TR_STATE); /* its head may be reused for this */
+    tr_tensor *passed = tr_add(x, x); /* its head may be reused for this */
+    assert_int_equal(tr_status_of(passed), TR_STATE);
     assert_non_null(strstr(tr_error_message(), "is gone"));
+    assert_int_equal(tr__refs(tr_keep(passed)), 2); /* that one is not gone */
+    tr_release(passed);
 }
 
 int main(void)
