@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "base/thread_pool.h"
 #include "device/cpu/cache.h"
+#include "device/device.h"
 #include "sanitized.h"
 
 #include <trireme/trireme.h>
@@ -529,6 +530,41 @@ static void workers_take_no_signals(void **state)
     assert_true(blocking >= 3);
 }
 
+static atomic_bool enough;
+
+static void *take_memory(void *unused)
+{
+    while (!atomic_load(&enough)) {
+        void *block = tr__cpu_alloc(0, 64 << 10);
+        if (block) tr__cpu_free(0, block, 64 << 10);
+    }
+    return unused;
+}
+
+/* Other threads allocate when the process is forked: the child can, too. */
+static void a_forked_child_gets_memory(void **state)
+{
+    (void)state;
+    if (SANITIZED) {
+        print_message("a sanitizer's own malloc() does not expect this: skipped\n");
+        skip();
+    }
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, take_memory, NULL), 0);
+    int failed = 0;
+    for (int i = 0; i < 300 && !failed; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            _exit(tr__cpu_alloc(0, 64 << 10) ? 0 : 1);
+        }
+        if (child < 0 || waitpid(child, &failed, 0) != child) failed = -1;
+    }
+    atomic_store(&enough, true);
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    assert_int_equal(failed, 0);
+}
+
 static void *use_pool(void *arg)
 {
     marks *m = arg;
@@ -758,6 +794,7 @@ int main(void)
         cmocka_unit_test(pieces_are_equal),
         cmocka_unit_test(a_forked_child_needs_no_workers),
         cmocka_unit_test(workers_take_no_signals),
+        cmocka_unit_test(a_forked_child_gets_memory),
         cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
         cmocka_unit_test(free_blocks_go_back_to_the_system),

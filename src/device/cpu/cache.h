@@ -22,8 +22,8 @@ void *tr__cache_alloc(tr__cache *cache, size_t bytes); /* 64-byte aligned; NULL 
 void tr__cache_free(tr__cache *cache, void *memory, size_t bytes);
 /* Frees a block of a shared cache whose size the caller does not know; false: it is not of this cache. */
 bool tr__cache_free_shared(tr__cache *cache, const void *memory);
-/* Around fork(): nobody changes the cache between the two. Then, in the child: the blocks become its own copies, and its
- * parent's peers do not see them. */
+/* Around fork(): nobody changes the cache between the two. Then, in the child, of a shared cache: the blocks become its own
+ * copies, and its parent's peers do not see them. */
 void tr__cache_lock(tr__cache *cache);
 void tr__cache_unlock(tr__cache *cache);
 void tr__cache_make_private(tr__cache *cache);

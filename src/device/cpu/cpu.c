@@ -26,6 +26,7 @@ static struct {
     int threads;          /* what tr_set_threads() said; 0: the default */
     _Atomic(tr__pool *) pools[MAX_DEVICES];
     tr__cache *caches[MAX_DEVICES];
+    atomic_int forkable;  /* count, for handlers of fork(), which run on any thread; 0: there are no caches yet */
 } cpus = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
 
 static int env_number(const char *name, int fallback, int most)
@@ -54,11 +55,24 @@ static tr_status check_environment(void)
     return tr__check_words();
 }
 
+/* Around a fork(), so that the child does not wait for a lock that another thread of its parent had. */
+static void lock_caches(void)
+{
+    for (int i = 0; i < atomic_load(&cpus.forkable); i++) tr__cache_lock(cpus.caches[i]);
+}
+
+static void unlock_caches(void)
+{
+    for (int i = 0; i < atomic_load(&cpus.forkable); i++) tr__cache_unlock(cpus.caches[i]);
+}
+
 static void start(void)
 {
     if (check_environment() != TR_OK) cpus.error = tr__error_take();
     cpus.count = env_number("TRIREME_CPU_DEVICES", 1, MAX_DEVICES);
     for (int i = 0; i < cpus.count; i++) cpus.caches[i] = tr__cache_new();
+    atomic_store(&cpus.forkable, cpus.count);
+    pthread_atfork(lock_caches, unlock_caches, unlock_caches); /* without memory for it, a child may wait for ever */
 }
 
 int tr__cpu_count(void)
