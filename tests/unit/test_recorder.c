@@ -547,6 +547,27 @@ static void differences_are_pointed_out(void **state)
     tr__recorder_close(b);
 }
 
+/* What a record has of a peer's host ends earlier than what it has of its own. */
+static void a_dead_peer_is_known_to_be_of_a_host_with_a_long_name(void **state)
+{
+    (void)state;
+    int fd = -1, how;
+    pid_t child = fork();
+    if (child == 0) _exit(0);
+    assert_true(child > 0 && waitpid(child, &how, 0) == child);
+    tr__recorder *r = open_rank("world", 0, 2, "native", NULL);
+    tr__record_header *h = open_own(&fd);
+    close(fd);
+    memset(h->host, 'h', sizeof h->host - 1);
+    tr__recorder_peer(r, 1, child, NULL);
+    tr__recorder_joined(r);
+    char words[64];
+    snprintf(words, sizeof words, "rank 1 (pid %d, dead) ", (int)child);
+    expect("unit", words);
+    munmap(h, sizeof *h);
+    tr__recorder_close(r);
+}
+
 /* Rank 1 stays out of the call because it is in one of another group. Rank 0 is another process. */
 static void the_other_group_is_named(void **state)
 {
@@ -806,6 +827,7 @@ int main(void)
         cmocka_unit_test(transfers_wait_for_their_peer),
         cmocka_unit_test(the_call_that_waits_for_a_culprit_is_named),
         cmocka_unit_test(differences_are_pointed_out),
+        cmocka_unit_test(a_dead_peer_is_known_to_be_of_a_host_with_a_long_name),
         cmocka_unit_test(the_other_group_is_named),
         cmocka_unit_test(a_circle_across_groups_is_told_once),
         cmocka_unit_test(a_circle_may_lead_through_several_ranks),

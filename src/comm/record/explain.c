@@ -71,7 +71,7 @@ static health find_health(const members *m, int rank)
     if (r) return r->process.state == 'X' ? DEAD : strchr("Tt", r->process.state) ? STOPPED : FINE;
     int pid = m->any->peers[rank].pid;
     if (pid == 0) return UNKNOWN;
-    if (strcmp(m->any->peers[rank].host, m->any->host) != 0) return ELSEWHERE;
+    if (strncmp(m->any->peers[rank].host, m->any->host, sizeof m->any->peers->host - 1) != 0) return ELSEWHERE;
     return tr__process_of(pid).state == 'X' ? DEAD : GONE;
 }
 
