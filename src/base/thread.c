@@ -40,3 +40,23 @@ int tr__cores(void)
     long online = sysconf(_SC_NPROCESSORS_ONLN); /* of a machine with more cores than the set has room for */
     return online > 0 ? (int)online : 1;
 }
+
+/* Process-wide. */
+atomic_uint tr__forks_counted;
+static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
+
+static void count_fork(void)
+{
+    atomic_fetch_add_explicit(&tr__forks_counted, 1, memory_order_relaxed);
+}
+
+static void count_forks(void)
+{
+    pthread_atfork(NULL, NULL, count_fork); /* without memory for it, a child takes its parent's threads for its own */
+}
+
+unsigned tr__count_forks(void)
+{
+    pthread_once(&forks_once, count_forks);
+    return tr__forks();
+}

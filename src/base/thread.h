@@ -3,6 +3,7 @@
 #define TR_BASE_THREAD_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -14,5 +15,11 @@ void tr__condition_init(pthread_cond_t *condition);
 bool tr__condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline);
 /* Cores that this process may run on. */
 int tr__cores(void);
+
+/* How often this process was forked, it and its parents: who notes it sees later whether it is in a child, which has none of its
+ * parent's threads. It is counted from the first tr__count_forks() on, which returns it, too. */
+unsigned tr__count_forks(void);
+extern atomic_uint tr__forks_counted;
+static inline unsigned tr__forks(void) { return atomic_load_explicit(&tr__forks_counted, memory_order_relaxed); }
 
 #endif

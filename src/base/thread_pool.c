@@ -34,23 +34,9 @@ struct tr__pool {
     pthread_cond_t wake;
 };
 
-/* Process-wide: how often it has been forked, it and its parents since the first pool. */
-static atomic_uint forks;
-static pthread_once_t forks_once = PTHREAD_ONCE_INIT;
-
-static void count_fork(void)
-{
-    atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed);
-}
-
-static void count_forks(void)
-{
-    pthread_atfork(NULL, NULL, count_fork); /* without memory for it, a child's loops wait for workers that it has not */
-}
-
 static inline bool has_workers(const tr__pool *pool)
 {
-    return pool->threads > 1 && pool->forks == atomic_load_explicit(&forks, memory_order_relaxed);
+    return pool->threads > 1 && pool->forks == tr__forks();
 }
 
 /* The first iteration of a piece: no two pieces differ by more than one iteration. */
@@ -110,8 +96,7 @@ tr__pool *tr__pool_new(int threads)
 {
     tr__pool *pool = aligned_alloc(TR__CACHE_LINE, tr__round_up(sizeof *pool, TR__CACHE_LINE));
     if (!pool) return NULL;
-    pthread_once(&forks_once, count_forks);
-    *pool = (tr__pool){.threads = threads < 1 ? 1 : threads, .busy = ATOMIC_FLAG_INIT, .forks = atomic_load(&forks)};
+    *pool = (tr__pool){.threads = threads < 1 ? 1 : threads, .busy = ATOMIC_FLAG_INIT, .forks = tr__count_forks()};
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pool->workers = calloc((size_t)pool->threads, sizeof *pool->workers);

@@ -164,6 +164,37 @@ static void nothing_is_asked_of_no_recorder(void **state)
     tr__recorder_close(NULL);
 }
 
+/* A child that gives up what it has of its parent changes nothing of that one's. */
+static void a_forked_child_leaves_the_record_alone(void **state)
+{
+    (void)state;
+    tr__recorder *r = open_rank("world", 0, 2, "native", NULL);
+    make_call(r, 1);
+    tr_collective c = call_number(2);
+    uint64_t running = tr__recorder_start(r, 0, &c, 2);
+    pid_t child = fork();
+    if (child == 0) {
+        tr__recorder_waits_for(r, (int[]){1}, 1);
+        tr__recorder_end(r, running, tr_fail(TR_CANCELLED, "dropped by the child"));
+        make_call(r, 3);
+        tr__recorder_close(r);
+        _exit(0);
+    }
+    int how;
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_int_equal(how, 0);
+    tr__records records;
+    read_own(&records, 1);
+    assert_int_equal(records.list[0].call_count, 2);
+    assert_int_equal(records.list[0].state, TR__RECORD_JOINING);
+    assert_int_equal(records.list[0].waits_total, 0);
+    const tr__record_call *now = tr__record_running(&records.list[0]);
+    assert_non_null(now);
+    assert_int_equal(now->signature.sequence, 2);
+    tr__records_free(&records);
+    tr__recorder_close(r);
+}
+
 /* ---- Readers ----------------------------------------------------------------------------------------------------- */
 
 typedef struct writer {
@@ -818,6 +849,7 @@ int main(void)
         cmocka_unit_test(long_paths_keep_their_end),
         cmocka_unit_test(long_waits_keep_their_beginning),
         cmocka_unit_test(nothing_is_asked_of_no_recorder),
+        cmocka_unit_test(a_forked_child_leaves_the_record_alone),
         cmocka_unit_test(readers_skip_torn_entries),
         cmocka_unit_test(what_is_no_record_is_left_out),
         cmocka_unit_test(a_failure_leaves_text_and_trace),

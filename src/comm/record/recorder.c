@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "base/object.h"
 #include "base/profile.h"
+#include "base/thread.h"
 #include "comm/collective.h"
 #include "comm/record/record.h"
 
@@ -29,6 +30,7 @@ typedef struct record_file {
     int count;
     int first_free;          /* none before it is free */
     uint64_t pid_start;
+    unsigned forks;          /* of the process that writes: a child of it leaves its records alone */
 } record_file;
 
 struct tr__recorder {
@@ -40,6 +42,12 @@ struct tr__recorder {
     char *folder;
     atomic_bool failed;
 };
+
+/* Nothing to write to: none, or a parent's. */
+static bool none(const tr__recorder *r)
+{
+    return !r || r->file->forks != tr__forks();
+}
 
 #define PUT(field, value) atomic_store_explicit(&(field), (value), memory_order_release)
 #define GET(field) atomic_load_explicit(&(field), memory_order_relaxed)
@@ -93,7 +101,7 @@ static int make_file(size_t stride, record_file **made)
 {
     record_file *f = calloc(1, sizeof *f);
     if (!f) return ENOMEM;
-    *f = (record_file){.users = 1, .stride = stride, .pid_start = tr__process_of(getpid()).start};
+    *f = (record_file){.users = 1, .stride = stride, .pid_start = tr__process_of(getpid()).start, .forks = tr__count_forks()};
     pthread_mutex_init(&f->lock, NULL);
     f->fd = memfd_create(TR__RECORD_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int error = f->fd < 0 ? errno : 0;
@@ -181,7 +189,7 @@ tr__recorder *tr__recorder_open(const tr__recorder_options *o)
 void tr__recorder_close(tr__recorder *r)
 {
     if (!r) return;
-    if (r->header) {
+    if (r->header && !none(r)) {
         /* What was written becomes zero again, and nothing else is touched. */
         uint64_t next = GET(r->header->next);
         memset(r->header->magic, 0, sizeof r->header->magic);
@@ -199,14 +207,14 @@ void tr__recorder_close(tr__recorder *r)
 
 void tr__recorder_joined(tr__recorder *r)
 {
-    if (!r) return;
+    if (none(r)) return;
     tr__recorder_waits_for(r, NULL, 0);
     PUT(r->header->state, TR__RECORD_JOINED);
 }
 
 void tr__recorder_peer(tr__recorder *r, int rank, long pid, const char *host)
 {
-    if (!r || rank < 0 || rank >= r->header->world_size) return;
+    if (none(r) || rank < 0 || rank >= r->header->world_size) return;
     tr__record_peer *peer = &r->peers[rank];
     snprintf(peer->host, sizeof peer->host, "%.*s", (int)sizeof peer->host - 1, host ? host : r->header->host);
     PUT(peer->pid, (int32_t)pid);
@@ -251,12 +259,12 @@ static tr__record_entry *entry_of(tr__recorder *r, uint64_t record)
 
 uint64_t tr__recorder_post(tr__recorder *r, const tr_collective *c)
 {
-    return r ? write_entry(r, c, 0, false) : 0;
+    return none(r) ? 0 : write_entry(r, c, 0, false);
 }
 
 uint64_t tr__recorder_start(tr__recorder *r, uint64_t record, const tr_collective *c, uint64_t sequence)
 {
-    if (!r) return 0;
+    if (none(r)) return 0;
     tr__record_entry *e = entry_of(r, record);
     if (!e) return write_entry(r, c, sequence, true);
     PUT(e->sequence, sequence);
@@ -266,7 +274,7 @@ uint64_t tr__recorder_start(tr__recorder *r, uint64_t record, const tr_collectiv
 
 void tr__recorder_is_rpc(tr__recorder *r)
 {
-    if (r) PUT(r->header->rpc, 1);
+    if (!none(r)) PUT(r->header->rpc, 1);
 }
 
 size_t tr__recorder_fit(const char *text, size_t most)
@@ -279,7 +287,7 @@ size_t tr__recorder_fit(const char *text, size_t most)
 
 uint64_t tr__recorder_wait(tr__recorder *r, int rank, bool through_others, const char *text)
 {
-    if (!r) return 0;
+    if (none(r)) return 0;
     char end[TR__RECORD_FILE]; /* a place keeps the end of a text, a call its beginning */
     snprintf(end, sizeof end, "%.*s", (int)tr__recorder_fit(text, sizeof end - 1), text);
     tr_collective c = {.kind = (tr_collective_kind)TR__REMOTE_WAIT, .peer = rank, .tag = through_others, .file = end};
@@ -310,7 +318,7 @@ static void add_to_profile(const tr__record_entry *e)
 
 void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
 {
-    if (!r) return;
+    if (none(r)) return;
     /* The files show the call as it failed: under way, and waiting. */
     if (status != TR_OK) fail(r, status);
     tr__record_entry *e = entry_of(r, record);
@@ -326,7 +334,7 @@ void tr__recorder_end(tr__recorder *r, uint64_t record, tr_status status)
 
 void tr__recorder_held(tr__recorder *r, const tr__held *held)
 {
-    if (!r) return;
+    if (none(r)) return;
     PUT(r->header->held_bytes, 0);
     if (!held) return;
     PUT(r->header->held_rank, held->rank);
@@ -345,7 +353,7 @@ char *tr__held_text(const tr__held *held, char text[TR__HELD_TEXT])
 
 void tr__recorder_waits_for(tr__recorder *r, const int *ranks, int count)
 {
-    if (!r) return;
+    if (none(r)) return;
     tr__record_header *h = r->header;
     uint32_t odd = GET(h->waits_mark) | 1; /* also after two threads were in here at once */
     PUT(h->waits_mark, odd);

@@ -4,7 +4,7 @@
  * `trireme why` does (record.h, explain.c). When a collective fails, the record is written to files (record_text.c).
  *
  * Writing takes no lock and no system call: relaxed and release stores, and the clock. All functions take NULL, the
- * recorder of a group that has none, and do nothing.
+ * recorder of a group that has none, and do nothing; so they do in a forked child, whose parent's record it is.
  */
 #ifndef TR_COMM_RECORD_RECORDER_H
 #define TR_COMM_RECORD_RECORDER_H
