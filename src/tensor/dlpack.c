@@ -67,6 +67,9 @@ static DLTensor describe(const tr_tensor *t, context *c)
 static void *prepare(const tr_tensor *t, size_t bytes, tr_status *status)
 {
     *status = t ? tr_status_of(t) : tr__fail(TR_INVALID, "dlpack: the tensor is NULL");
+    if (*status == TR_OK && tr__device_of(t).kind > TR_CUDA)
+        *status = tr__fail(TR_DEVICE, "dlpack: memory of %s cannot be shown to other libraries: move it to the CPU or a CUDA "
+            "device", tr_device_name(tr__device_of(t), (char[16]){0}));
     void *made = *status == TR_OK ? calloc(1, bytes) : NULL;
     if (!made && *status == TR_OK) *status = tr__fail(TR_NO_MEMORY, "dlpack: out of memory");
     return made;

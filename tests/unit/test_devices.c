@@ -140,6 +140,20 @@ static void the_host_cannot_read_a_device(void **state)
 }
 
 /* Each copy reads what the last one before it wrote, whatever runs late. */
+/* DLPack has no number for the toy, whose memory is not the CPU's. */
+static void other_libraries_are_not_given_a_device_that_they_do_not_know(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *t = tr_ones(TR_SHAPE(2, 3), .device = toy(1));
+    OK(tr_status_of(t));
+    struct DLManagedTensorVersioned *managed = NULL;
+    struct DLManagedTensor *older = NULL;
+    FAILS(TR_DEVICE, tr_to_dlpack(t, &managed), "dlpack: memory of toy:1 cannot be shown to other libraries");
+    FAILS(TR_DEVICE, tr_to_dlpack_unversioned(t, &older), "move it to the CPU");
+    assert_true(!managed && !older);
+}
+
 static void copies_come_in_the_order_of_the_calls(void **state)
 {
     (void)state;
@@ -388,6 +402,7 @@ int main(void)
         cmocka_unit_test(devices_have_names_and_properties),
         cmocka_unit_test(the_caller_gets_as_much_of_a_struct_as_it_knows),
         cmocka_unit_test(the_host_cannot_read_a_device),
+        cmocka_unit_test(other_libraries_are_not_given_a_device_that_they_do_not_know),
         cmocka_unit_test(copies_come_in_the_order_of_the_calls),
         cmocka_unit_test(memory_that_is_given_back_is_not_overwritten_too_early),
         cmocka_unit_test(values_of_any_layout_and_dtype_go_both_ways),
