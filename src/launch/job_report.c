@@ -153,5 +153,7 @@ static tr_status conclude_nodes(tr__job *j)
 
 tr_status tr__job_conclude(tr__job *j)
 {
-    return j->nodes.count && !j->gave_up ? conclude_nodes(j) : conclude_here(j);
+    tr_status status = j->nodes.count && !j->gave_up ? conclude_nodes(j) : conclude_here(j);
+    tr_printable(j->report->text); /* what ranks have said is in it */
+    return status;
 }

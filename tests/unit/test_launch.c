@@ -366,6 +366,8 @@ static void test_last_lines_are_the_last(void **state)
     assert_true(strlen(report.text) < sizeof report.text - 1);
     assert_int_equal(RUN("exit 1", 1), TR_CHILD);
     assert_null(strstr(report.text, "last lines"));
+    assert_int_equal(RUN("printf '\\302\\2332J of UTF-8\\n\\2332J\\n'; exit 1", 1), TR_CHILD); /* control characters, too */
+    assert_string_equal(report.text, tr_error_message());
 }
 
 static void test_killed_rank_ends_the_job(void **state)
