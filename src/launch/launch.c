@@ -248,6 +248,12 @@ static tr_status open_signals(tr__job *j)
     return TR_OK;
 }
 
+/* Of all nodes. */
+static int world_size_of(const tr__job *j)
+{
+    return j->nodes.count ? j->nodes.world : j->options.ranks;
+}
+
 /* ---- Starting ---------------------------------------------------------------------------------------------------- */
 
 /* stdio of a rank: what it inherits, /dev/null, or the write ends of new pipes. */
@@ -336,7 +342,7 @@ static tr_status start_ranks(tr__job *j)
     tr_status status = TR_OK;
     for (int i = 0; i < j->options.ranks && status == TR_OK; i++) {
         status = start_rank(j, i, nothing);
-        if (status && j->started) tr__fail_context(status, "launch: rank %d of %d", j->first_rank + i, j->options.ranks);
+        if (status && j->started) tr__fail_context(status, "launch: rank %d of %d", j->first_rank + i, world_size_of(j));
     }
     close(nothing);
     return status;
@@ -515,12 +521,6 @@ static void begin(tr__job *j)
         .signal_fd = -1, .first = -1, .start = tr__launch_now(), .oom_kills = tr__count_oom_kills()};
     memset(j->ranks, 0, (size_t)j->options.ranks * sizeof *j->ranks);
     *j->report = (tr_launch_report){.first_rank = -1};
-}
-
-/* Of all nodes. */
-static int world_size_of(const tr__job *j)
-{
-    return j->nodes.count ? j->nodes.world : j->options.ranks;
 }
 
 /* If the job may shrink, the node of the first failure starts one rank fewer. */

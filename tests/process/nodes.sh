@@ -70,6 +70,12 @@ expect "0 0"
 grep -q 'for rank 0' out0 || fail "rank 0 did not get the rest of stdin"
 grep -q 'rank 3 of 4' out1 || fail "no rank 3 of 4"
 
+# A rank that cannot be started is counted among those of all nodes.
+node 0 -n 2 sh -c 'sleep 60'
+(ulimit -n 48 && exec "$TRIREME" run --nnodes 2 --node-rank 1 --rendezvous $at -n 40 sh -c 'sleep 60') >out1 2>err1 </dev/null & pids="$pids $!"
+expect "1 1"
+grep -q 'trireme run: node 1 (.*): launch: rank [0-9]* of 42: .*ulimit -n' err0 || fail "node 0 does not say which rank"
+
 # A rank that is killed is the first cause on both nodes, and nothing is left.
 mark=$((1000000 + $$))
 node 0 -n 2 sh -c "sleep $mark"
