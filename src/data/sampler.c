@@ -3,6 +3,7 @@
 
 #include "base/given.h"
 #include "base/rng.h"
+#include "base/share.h"
 #include "comm/group/agree.h"
 
 #include <inttypes.h>
@@ -35,8 +36,8 @@ static tr_status take_stretches(tr_sampler *s, int64_t batch)
         return tr__fail(TR_INVALID, "distributed_sampler: a batch of %" PRId64 " cannot be shared out over %d ranks", batch,
             s->world_size);
     s->batch = batch;
-    s->first = batch * s->rank / s->world_size;
-    s->share = batch * (s->rank + 1) / s->world_size - s->first;
+    s->first = tr__share_begin(batch, s->rank, s->world_size);
+    s->share = tr__share_begin(batch, s->rank + 1, s->world_size) - s->first;
     s->length = s->count / batch * s->share;
     return TR_OK;
 }

@@ -136,8 +136,8 @@ static tr_status check(const tr_text_batch_options *o, int64_t *windows)
     if (!o->text) return tr__fail(TR_INVALID, "text_batch: the text is NULL");
     TR__TRY(tr_status_of(o->text));
     if (o->batch < 1 || o->context < 1 || o->batch > INT64_MAX / 8 / o->context)
-        return tr__fail(TR_INVALID, "text_batch: batch and context must be positive, not %" PRId64 " and %" PRId64,
-            o->batch, o->context);
+        return tr__fail(TR_INVALID, "text_batch: batch and context must be positive, and batch * context below 2^60: not %" PRId64
+            " and %" PRId64, o->batch, o->context);
     TR__TRY(check_masking(o));
     if (o->validation && TR__GIVEN(o, step))
         return tr__fail(TR_INVALID, "text_batch: .step selects training windows; of the validation part it is "

@@ -1,5 +1,6 @@
 /* A trainer's task: a language model learns the tokens of a text, window by window. */
 #include "base/given.h"
+#include "base/share.h"
 #include "data/content.h"
 #include "data/text.h"
 #include "parallel/replicas.h"
@@ -78,7 +79,8 @@ static tr_status validate(tr_trainer *t, tr_score *score)
     *score = (tr_score){.loss = NAN, .accuracy = NAN, .count = windows * w->context};
     if (!windows) return TR_OK;
     double sum = 0;
-    TR__TRY(judge_all(t, windows * t->rank / t->world_size, windows * (t->rank + 1) / t->world_size, &sum));
+    int64_t from = tr__share_begin(windows, t->rank, t->world_size), to = tr__share_begin(windows, t->rank + 1, t->world_size);
+    TR__TRY(judge_all(t, from, to, &sum));
     if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &sum, 1, .dtype = TR_F64));
     score->loss = sum / (double)windows;
     return TR_OK;

@@ -10,6 +10,7 @@
 
 #include "autograd/arena.h"
 #include "base/clock.h"
+#include "base/share.h"
 #include "optim/optimizer.h"
 #include "parallel/ddp.h"
 #include "parallel/replicas.h"
@@ -194,8 +195,8 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     t->world_size = sound ? tr_world_size(plan->group) : 1;
     t->rank = sound ? tr_rank(plan->group) : 0;
     t->plan.check_replicas = tr__replicas_every(plan->check_replicas);
-    t->first = plan->batch * t->rank / t->world_size;
-    t->share = plan->batch * (t->rank + 1) / t->world_size - t->first;
+    t->first = tr__share_begin(plan->batch, t->rank, t->world_size);
+    t->share = tr__share_begin(plan->batch, t->rank + 1, t->world_size) - t->first;
     t->plan.micro_batch = plan->micro_batch ? plan->micro_batch : t->share;
     if (t->rank == 0) t->metrics = tr_keep(tr__metrics_new());
     t->validation_loss = t->best_validation_loss = t->validation_accuracy = t->best_validation_accuracy = NAN;

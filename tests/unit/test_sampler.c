@@ -151,6 +151,10 @@ static void test_ranks_share_each_batch(void **state)
         }
         assert_int_equal(taken, WHOLE);
     }
+    int64_t all = 0;
+    for (int rank = 0; rank < 3; rank++)
+        all += tr_sampler_length(tr_distributed_sampler(INT64_MAX, .rank = rank, .world_size = 3, .global_batch = INT64_MAX));
+    assert_true(all == INT64_MAX);
     tr_sampler *none = tr_distributed_sampler(COUNT, .world_size = 4, .global_batch = 3);
     assert_failed(tr_status_of(none), TR_INVALID, "a batch of 3 cannot be shared out over 4 ranks");
 }

@@ -225,6 +225,16 @@ static void the_history_is_the_checkpoints(void **state)
 
 /* Makes a checkpoint one from before there were manifests: files that do not say which save they are of. */
 /* A training that has nothing left to do clears away, too, what a kill left. */
+/* Each rank has a share of it, which is too large, too. */
+static void the_largest_batch_is_too_large(void **state)
+{
+    (void)state;
+    rank ranks[MOST_RANKS] = {0};
+    run_ranks((rank){.options.global_batch = INT64_MAX}, 3, ranks);
+    for (int i = 0; i < 3; i++)
+        if (!strstr(ranks[i].message, "batch * context below 2^60: not 307445734561825860")) fail_msg("'%s'", ranks[i].message);
+}
+
 static void leftovers_of_a_kill_go_with_the_next_run(void **state)
 {
     (void)state;
@@ -559,6 +569,7 @@ int main(void)
         TEST(any_split_learns_the_same),
         TEST(an_uneven_share_is_weighed),
         TEST(a_resumed_run_is_as_an_unbroken_one),
+        TEST(the_largest_batch_is_too_large),
         TEST(leftovers_of_a_kill_go_with_the_next_run),
         TEST(a_run_that_goes_on_from_elsewhere_is_saved),
         TEST(the_history_is_the_checkpoints),
