@@ -9,10 +9,9 @@
  *
  * Attention's probabilities have no dropout here; the embeddings and the two sums of each layer have.
  */
+#include "encoder.h"
 #include "seeds.h"
 #include "sizes.h"
-
-#include <trireme/models.h>
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -89,7 +88,7 @@ static tr_tensor *embed(const bert *b, tr_tensor *ids, tr_tensor *types)
 /* x: [batch, seq, dim], asked: [n] or NULL -> what the head gives */
 static tr_tensor *apply_head(const bert *b, tr_tensor *x, tr_tensor *asked)
 {
-    if (b->head == TR_BERT_BARE) return x;
+    if (b->head == TR_BERT_BARE) return tr_reshape(x, tr_shape_of(x));
     TR_SCOPE;
     if (b->head == TR_BERT_MASKED_LM) {
         if (asked) x = tr_index_select(tr_reshape(x, TR_SHAPE(-1, tr_size(x, 2))), 0, asked); /* [n, dim] */
@@ -128,23 +127,16 @@ static tr_status check_inputs(const bert *b, tr_tensor *const *inputs, int n)
 static tr_tensor *bert_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
     const bert *b = tr_module_state(self);
-    for (int i = 0; i < n; i++)
-        if (tr_status_of(inputs[i]) != TR_OK) return inputs[i];
     tr_status status = check_inputs(b, inputs, n);
     if (status != TR_OK) return tr_tensor_fail(status, "%s", tr_error_message());
     tr_tensor *mask = n > 1 ? inputs[1] : NULL;
     if (mask) mask = tr_reshape(mask, TR_SHAPE(tr_size(mask, 0), 1, 1, tr_size(mask, 1)));
 
-    /* Releases each layer's input once its output exists, not when this returns. */
     tr_tensor *x = tr_keep(embed(b, inputs[0], n > 2 ? inputs[2] : NULL));
-    for (int i = 0; i < b->layers; i++) {
-        TR_SCOPE;
-        tr_tensor *y = mask ? tr_forward(b->encoder[i], x, mask) : tr_forward(b->encoder[i], x);
-        y = i + 1 < b->layers ? tr_keep(y) : tr_escape(y);
-        tr_release(x);
-        x = y;
-    }
-    return apply_head(b, x, n > 3 ? inputs[3] : NULL);
+    x = tr__run_layers(b->encoder, b->layers, x, &mask, 1);
+    tr_tensor *out = apply_head(b, x, n > 3 ? inputs[3] : NULL);
+    tr_release(x);
+    return out;
 }
 
 tr_tensor *tr_bert_loss(tr_module *net, tr_tensor *ids, tr_tensor *mask, tr_tensor *types, tr_tensor *labels)

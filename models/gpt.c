@@ -8,10 +8,9 @@
  * Each half of a block has a scope of its own, so of what it makes only what backward reads outlives it: without a
  * graph nothing does.
  */
+#include "encoder.h"
 #include "seeds.h"
 #include "sizes.h"
-
-#include <trireme/models.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -95,18 +94,12 @@ static tr_tensor *gpt_forward(tr_module *self, tr_tensor *const *inputs, int n)
         return tr_tensor_fail(TR_SHAPE, "gpt: a sequence of %" PRId64 " tokens does not fit the context of %" PRId64,
             tr_size(ids, 1), g->context);
 
-    /* Releases each block's input once its output exists, not when this returns. */
     tr_tensor *x;
     {
         TR_SCOPE;
         x = tr_keep(embed(g, ids));
     }
-    for (int i = 0; i < g->layers; i++) {
-        TR_SCOPE;
-        tr_tensor *y = tr_keep(tr_forward(g->blocks[i], x));
-        tr_release(x);
-        x = y;
-    }
+    x = tr__run_layers(g->blocks, g->layers, x, NULL, 0);
     tr_tensor *normed = tr_forward(g->ln_f, x);
     tr_release(x);
     return tr_linear_op(normed, g->head);

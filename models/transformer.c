@@ -18,6 +18,7 @@
 #include <math.h>
 #include <stdio.h>
 
+enum { MOST_BESIDES = 3 }; /* inputs of a layer besides x */
 enum { PARTS = 3 }; /* of a layer, each with its norm and dropout: itself, memory, the two linear layers */
 
 typedef struct layer {
@@ -157,19 +158,26 @@ static tr_status check_sequence(const char *what, const tr_tensor *x)
     return tr_fail(TR_SHAPE, "%s is %s: it must be [batch, seq, dim]", what, tr_shape_text(tr_shape_of(x), text));
 }
 
-/* x, what the layers look at besides. Releases each layer's input once its output exists, not when this returns. */
-static tr_tensor *run_stack(const stack *s, tr_tensor *const *inputs, int n)
+tr_tensor *tr__run_layers(tr_module *const *layers, int count, tr_tensor *x, tr_tensor *const *besides, int n)
 {
-    tr_tensor *all[4] = {NULL};
-    for (int i = 0; i < n; i++) all[i] = inputs[i];
-    tr_tensor *x = tr_keep(inputs[0]);
-    for (int i = 0; i < s->layers; i++) {
+    tr_tensor *inputs[1 + MOST_BESIDES];
+    for (int i = 0; i < n; i++) inputs[1 + i] = besides[i];
+    for (int i = 0; i < count; i++) {
         TR_SCOPE;
-        all[0] = x;
-        tr_tensor *y = tr_keep(tr_forward_n(s->layer[i], all, 1 + s->extras));
+        inputs[0] = x;
+        tr_tensor *y = tr_keep(tr_forward_n(layers[i], inputs, 1 + n));
         tr_release(x);
         x = y;
     }
+    return x;
+}
+
+/* x, what the layers look at besides. */
+static tr_tensor *run_stack(const stack *s, tr_tensor *const *inputs, int n)
+{
+    tr_tensor *besides[MOST_BESIDES] = {NULL};
+    for (int i = 1; i < n; i++) besides[i - 1] = inputs[i];
+    tr_tensor *x = tr__run_layers(s->layer, s->layers, tr_keep(inputs[0]), besides, s->extras);
     tr_tensor *out = s->norm ? tr_forward(s->norm, x) : tr_reshape(x, tr_shape_of(x));
     tr_release(x);
     return out;

@@ -47,14 +47,7 @@ static tr_tensor *vit_forward(tr_module *self, tr_tensor *const *inputs, int n)
         return tr_tensor_fail(TR_SHAPE, "vit: images must be [batch, %" PRId64 ", %" PRId64 ", %" PRId64 "], they are %s",
             v->channels, v->image, v->image, tr_shape_text(tr_shape_of(inputs[0]), text));
 
-    /* Releases each layer's input once its output exists, not when this returns. */
-    tr_tensor *x = tr_keep(embed(v, inputs[0]));
-    for (int i = 0; i < v->layers; i++) {
-        TR_SCOPE;
-        tr_tensor *y = tr_keep(tr_forward(v->layer[i], x));
-        tr_release(x);
-        x = y;
-    }
+    tr_tensor *x = tr__run_layers(v->layer, v->layers, tr_keep(embed(v, inputs[0])), NULL, 0);
     tr_tensor *first = tr_select(x, 1, 0); /* [batch, dim] */
     tr_release(x);
     return tr_forward(v->head, tr_forward(v->norm, first)); /* the norm of the others would be for nothing */
