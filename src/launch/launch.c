@@ -444,46 +444,34 @@ static tr_status run_with_store(tr__job *j, const tr__env_options *where)
     return run_ranks(j);
 }
 
-static tr_status run_on_this_node(tr__job *j, tr__env_options where)
-{
-    TR_SCOPE; /* the store serves until the job is over */
-    TR__TRY(tr__random_text(j->token, sizeof j->token));
-    tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
-    TR__TRY(tr_status_of(store));
-    char name[16];
-    snprintf(name, sizeof name, "%d", (int)getpid());
-    where.world = j->options.ranks;
-    where.host = "127.0.0.1";
-    where.port = tr_store_port(store);
-    where.token = j->token;
-    if (!where.job) where.job = name;
-    return run_with_store(j, &where);
-}
-
-static tr_status run_on_nodes(tr__job *j, tr__env_options where)
-{
-    char name[TR_LAUNCH_JOB_NAME + 1];
-    snprintf(name, sizeof name, "%s", j->options.rendezvous);
-    where.world = j->nodes.world;
-    where.node = j->nodes.rank;
-    where.host = j->nodes.host;
-    where.port = j->nodes.port;
-    where.token = j->options.token;
-    if (!where.job) where.job = name;
-    j->ticking = true;
-    return run_with_store(j, &where);
-}
-
 static tr_status run_with_loop(tr__job *j)
 {
+    TR_SCOPE; /* the store of a node that is alone serves until the job is over */
     uv_timer_init(&j->loop, &j->timer);
     j->timer.data = j;
     TR__TRY(tr__random_text(j->mark, sizeof j->mark));
     if (j->options.pass_signals) TR__TRY(open_signals(j)); /* before any thread, for threads inherit the mask */
-    const tr__env_options where = {.extra = j->options.env, .first_rank = j->first_rank, .ranks = j->options.ranks,
-        .mark = j->mark, .job = j->options.job, .restarts = j->restarts, .max_restarts = j->options.max_restarts,
-        .began_ns = j->began_ns, .call = j->extra.call};
-    return j->nodes.count ? run_on_nodes(j, where) : run_on_this_node(j, where);
+    char name[TR_LAUNCH_JOB_NAME + 1];
+    tr__env_options where = {.extra = j->options.env, .first_rank = j->first_rank, .ranks = j->options.ranks,
+        .world = world_size_of(j), .mark = j->mark, .job = j->options.job ? j->options.job : name, .restarts = j->restarts,
+        .max_restarts = j->options.max_restarts, .began_ns = j->began_ns, .call = j->extra.call};
+    if (j->nodes.count) {
+        snprintf(name, sizeof name, "%s", j->options.rendezvous);
+        where.node = j->nodes.rank;
+        where.host = j->nodes.host;
+        where.port = j->nodes.port;
+        where.token = j->options.token;
+        j->ticking = true;
+    } else {
+        TR__TRY(tr__random_text(j->token, sizeof j->token));
+        tr_store *store = tr_store_tcp("127.0.0.1", 0, .serve = true, .token = j->token);
+        TR__TRY(tr_status_of(store));
+        snprintf(name, sizeof name, "%d", (int)getpid());
+        where.host = "127.0.0.1";
+        where.port = tr_store_port(store);
+        where.token = j->token;
+    }
+    return run_with_store(j, &where);
 }
 
 /* A daemon may have closed 0, 1 and 2. While they are filled, nothing of ours gets these numbers (libuv would abort). */
