@@ -40,10 +40,8 @@ tr_status tr__capture_end(tr__capture *c, tr_status status)
     if (c->failure) status = tr__fail_stored(c->failure);
     if (status == TR_OK) status = c->table->capture_end(c->device.index, c->graph);
     if (status == TR_OK) return TR_OK;
-    tr__error *why = tr__error_take();
+    TR__KEEP_ERROR;
     tr__capture_free(c);
-    tr__fail_stored(why);
-    tr__error_unref(why);
     return status;
 }
 

@@ -2,12 +2,12 @@
 
 #include "base/clock.h"
 #include "base/object.h"
+#include "base/thread.h"
 #include "launch/roll_call.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,30 +144,26 @@ static tr_status meet(tr__nodes *n, const tr_launch_options *o, const char *toke
 void tr__nodes_refuse(const tr_launch_options *o, const char *token, tr_status why)
 {
     TR_SCOPE;
+    TR__KEEP_ERROR;
     tr__nodes n = {.count = o->nodes};
-    tr__error *latest = tr__error_take();
-    if (o->nodes > 1 && o->node_rank != 0 && token && *token && read_address(&n, o->rendezvous) == TR_OK) {
-        tr_store *store = tr_store_tcp(n.host, n.port, .token = token, .timeout_ms = REFUSE_MS);
-        tr__fail_stored(latest);
-        if (tr_status_of(store) == TR_OK) tr__roll_refuse(&(tr__roll){.store = store, .node = o->node_rank}, why);
-    }
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
+    if (o->nodes <= 1 || o->node_rank == 0 || !token || !*token || read_address(&n, o->rendezvous) != TR_OK) return;
+    tr_store *store = tr_store_tcp(n.host, n.port, .token = token, .timeout_ms = REFUSE_MS);
+    if (tr_status_of(store) != TR_OK) return;
+    tr__fail_stored(tr__kept_error);
+    tr__roll_refuse(&(tr__roll){.store = store, .node = o->node_rank}, why);
 }
 
 typedef struct meeting {
     tr__nodes *nodes;
     const tr_launch_options *options;
     const char *token;
-    tr_status status;
-    tr__error *error;
+    tr__error *error; /* NULL: it has come about */
 } meeting;
 
 static void *meeting_thread(void *argument)
 {
     meeting *m = argument;
-    m->status = meet(m->nodes, m->options, m->token);
-    if (m->status) m->error = tr__error_take();
+    if (meet(m->nodes, m->options, m->token)) m->error = tr__error_take();
     return NULL;
 }
 
@@ -200,19 +196,13 @@ tr_status tr__nodes_meet(tr__nodes *n, const tr_launch_options *o, const char *t
     n->coming = calloc((size_t)n->count, sizeof *n->coming);
     if (!n->nodes || !n->all || !n->coming) return tr__fail(TR_NO_MEMORY, "launch: no memory for %d nodes", n->count);
 
-    meeting m = {n, o, token, TR_OK, NULL};
+    meeting m = {n, o, token, NULL};
     pthread_t thread;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&thread, NULL, meeting_thread, &m);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    int error = tr__thread_start(&thread, meeting_thread, &m);
     if (error) return tr__fail_errno(TR_IO, error, "launch: cannot start a thread");
     pthread_join(thread, NULL);
-    if (!m.status) return TR_OK;
-    tr__fail_stored(m.error);
-    tr__error_unref(m.error);
-    return tr__fail_context(m.status, "launch: node %d of %d at %s:%d", n->rank, n->count, n->host, n->port);
+    tr_status status = tr__error_restore(m.error);
+    return status ? tr__fail_context(status, "launch: node %d of %d at %s:%d", n->rank, n->count, n->host, n->port) : TR_OK;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------- */

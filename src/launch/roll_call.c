@@ -55,15 +55,12 @@ static tr_status decide(const tr__roll *r, tr_status status, const char *text)
 
 void tr__roll_refuse(const tr__roll *r, tr_status why)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     char host[64] = "", text[900];
-    tr__fail_stored(latest);
     gethostname(host, sizeof host - 1);
     snprintf(text, sizeof text, "node %d (%s) cannot take part: %s", r->node, host, tr_error_message());
     tr_status told = decide(r, why, text);
     (void)told; /* without the store there is nobody to tell */
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 /* ---- Who is there ------------------------------------------------------------------------------------------------ */
@@ -138,7 +135,7 @@ static tr_status say_missing(const tr__roll *r, const presence *nodes)
 /* Those that have come are to read why before the store goes. */
 static void await_heard(const tr__roll *r, const presence *nodes)
 {
-    tr__error *latest = tr__error_take();
+    TR__KEEP_ERROR;
     int64_t until = tr__now_ns() + HEARD_MS * (int64_t)1000000;
     char key[KEY];
     for (int i = 1; i < r->count; i++) {
@@ -147,8 +144,6 @@ static void await_heard(const tr__roll *r, const presence *nodes)
         tr_status heard = tr_store_wait(r->store, key_of("heard", i, key), (int)left + 1);
         (void)heard;
     }
-    tr__fail_stored(latest);
-    tr__error_unref(latest);
 }
 
 static tr_status call(const tr__roll *r, presence *nodes)
@@ -200,12 +195,10 @@ static tr_status enter(const tr__roll *r, const char *mine)
 
 static void say_heard(const tr__roll *r)
 {
+    TR__KEEP_ERROR;
     char key[KEY];
-    tr__error *why = tr__error_take();
     tr_status heard = tr_store_set(r->store, key_of("heard", r->node, key), "", 0);
     (void)heard;
-    tr__fail_stored(why);
-    tr__error_unref(why);
 }
 
 /* Its time may be up before node 0's. */
