@@ -1,5 +1,6 @@
 #include "base/folder.h"
 
+#include "base/atomic_file.h"
 #include "base/object.h"
 
 #include <errno.h>
@@ -19,9 +20,7 @@ static tr_status sync_parent(const char *path)
     snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     int fd = open(*parent ? parent : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return TR_OK;
-    tr_status status = TR_OK;
-    if (fsync(fd) < 0 && errno != EINVAL) /* this file system has no such thing */
-        status = tr__fail_errno(TR_IO, errno, "cannot sync the folder %s", *parent ? parent : "/");
+    tr_status status = tr__folder_sync(fd, *parent ? parent : "/");
     close(fd);
     return status;
 }

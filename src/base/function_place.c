@@ -1,5 +1,6 @@
 #include "base/function_place.h"
 
+#include "base/hash.h"
 #include "base/object.h"
 
 #include <dlfcn.h>
@@ -13,14 +14,6 @@ typedef struct search {
     tr__function_place found;
     uintptr_t base;
 } search;
-
-static uint64_t hash_segments(const struct dl_phdr_info *o)
-{
-    uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    const unsigned char *bytes = (const unsigned char *)o->dlpi_phdr;
-    for (size_t i = 0; i < o->dlpi_phnum * sizeof *o->dlpi_phdr; i++) hash = (hash ^ bytes[i]) * 1099511628211u;
-    return hash;
-}
 
 static bool holds(const struct dl_phdr_info *o, uintptr_t address)
 {
@@ -38,7 +31,7 @@ static int look_at(struct dl_phdr_info *o, size_t size, void *user)
     if (s->name ? strcmp(o->dlpi_name, s->name) != 0 : !holds(o, s->address)) return 0;
     if (strlen(o->dlpi_name) >= sizeof s->found.object) return 0;
     strcpy(s->found.object, o->dlpi_name);
-    s->found.layout = hash_segments(o);
+    s->found.layout = tr__hash(TR__HASH_BEGIN, o->dlpi_phdr, o->dlpi_phnum * sizeof *o->dlpi_phdr);
     s->base = o->dlpi_addr;
     return 1;
 }

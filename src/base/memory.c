@@ -114,16 +114,7 @@ static struct {
 static bool remember(tr__segment *segment)
 {
     pthread_mutex_lock(&shared.lock);
-    bool room = shared.count < shared.capacity;
-    if (!room) {
-        size_t capacity = shared.capacity ? 2 * shared.capacity : 16;
-        held_segment *grown = realloc(shared.held, capacity * sizeof *grown);
-        if (grown) {
-            shared.held = grown;
-            shared.capacity = capacity;
-            room = true;
-        }
-    }
+    bool room = tr__grow(&shared.held, shared.count, &shared.capacity, sizeof *shared.held);
     if (room) {
         segment->id = shared.next_id++;
         shared.held[shared.count++] = (held_segment){.segment = *segment, .holders = 1};

@@ -208,34 +208,28 @@ static void hook_thread_exit(void)
     state.has_exit_hook = has_exit_key && pthread_setspecific(exit_key, &state) == 0;
 }
 
+/* tr__grow() of one of the thread's two lists, which go when it ends. */
+static bool grow(void *list, size_t count, size_t *room, size_t bytes)
+{
+    if (!state.has_exit_hook) hook_thread_exit();
+    return tr__grow(list, count, room, bytes);
+}
+
 static bool scope_add(tr__object *object)
 {
-    if (state.count == state.capacity) {
-        size_t capacity = state.capacity ? 2 * state.capacity : 256;
-        tr__object **handles = realloc(state.handles, capacity * sizeof *handles);
-        if (!handles) return false;
-        state.handles = handles;
-        state.capacity = capacity;
-        if (!state.has_exit_hook) hook_thread_exit();
-    }
+    bool full = state.count == state.capacity;
+    if (full && !grow(&state.handles, state.count, &state.capacity, sizeof *state.handles)) return false;
     state.handles[state.count++] = object;
     return true;
 }
 
 void tr_scope_push(void)
 {
-    if (state.depth == state.mark_capacity) {
-        size_t capacity = state.mark_capacity ? 2 * state.mark_capacity : 32;
-        mark *marks = realloc(state.marks, capacity * sizeof *marks);
-        if (!marks) {
-            state.lost_scopes++;
-            return;
-        }
-        state.marks = marks;
-        state.mark_capacity = capacity;
-        if (!state.has_exit_hook) hook_thread_exit();
-    }
-    state.marks[state.depth++] = (mark){state.count, ++state.scopes};
+    bool full = state.depth == state.mark_capacity;
+    if (full && !grow(&state.marks, state.depth, &state.mark_capacity, sizeof *state.marks))
+        state.lost_scopes++;
+    else
+        state.marks[state.depth++] = (mark){state.count, ++state.scopes};
 }
 
 void tr_scope_pop(void)

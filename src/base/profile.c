@@ -1,6 +1,7 @@
 #include "base/profile.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -62,24 +63,13 @@ void tr__profile_stop(void)
     pthread_mutex_unlock(&profile.lock);
 }
 
-/* Under the lock: room for one more? */
-static bool grow(void)
-{
-    if (profile.count < profile.capacity) return true;
-    size_t capacity = profile.capacity ? 2 * profile.capacity : 4096;
-    tr__span *spans = capacity <= MOST_SPANS ? realloc(profile.spans, capacity * sizeof *spans) : NULL;
-    if (!spans) return false;
-    profile.spans = spans;
-    profile.capacity = capacity;
-    return true;
-}
-
 void tr__profile_add(tr__span span)
 {
     span.end = tr__now_ns();
     span.thread = gettid();
     pthread_mutex_lock(&profile.lock);
-    bool on = atomic_load(&tr__profile_on), room = on && grow();
+    bool on = atomic_load(&tr__profile_on);
+    bool room = on && profile.count < MOST_SPANS && tr__grow(&profile.spans, profile.count, &profile.capacity, sizeof span);
     if (room) profile.spans[profile.count++] = span;
     profile.lost += on && !room;
     pthread_mutex_unlock(&profile.lock);

@@ -1,4 +1,5 @@
 /* Kernels by op and kind of device. */
+#include "base/hash.h"
 #include "base/object.h"
 #include "device/device.h"
 
@@ -14,12 +15,9 @@ static struct {
     _Atomic(tr__kernel_node *) first[BUCKETS];
 } kernels = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* FNV-1a */
 static _Atomic(tr__kernel_node *) *bucket_of(tr_device_kind kind, const char *op)
 {
-    uint32_t hash = 2166136261u ^ (uint32_t)kind;
-    for (; *op; op++) hash = (hash ^ (unsigned char)*op) * 16777619u;
-    return &kernels.first[(hash ^ hash >> 16) % BUCKETS];
+    return &kernels.first[tr__hash(TR__HASH_BEGIN ^ (uint64_t)kind, op, strlen(op)) % BUCKETS];
 }
 
 static const tr__kernel_node *find(const tr__kernel_node *node, tr_device_kind kind, const char *op)

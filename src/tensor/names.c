@@ -1,5 +1,7 @@
 #include "tensor/names.h"
 
+#include "base/memory.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,24 +26,12 @@ int tr__names_find(const tr__names *n, const char *name)
     return strcmp(n->text[number], name) == 0 ? number : -1;
 }
 
-static tr_status reserve(tr__names *n)
-{
-    if (n->count < n->capacity) return TR_OK;
-    if (n->capacity > INT_MAX / 2) return tr__fail(TR_NO_MEMORY, "more than %d names in a list", n->capacity);
-    int capacity = n->capacity ? 2 * n->capacity : 16;
-    char **text = realloc(n->text, (size_t)capacity * sizeof *text);
-    if (text) n->text = text;
-    tr__name_node *nodes = realloc(n->nodes, (size_t)capacity * sizeof *nodes);
-    if (nodes) n->nodes = nodes;
-    if (!text || !nodes) return tr__fail(TR_NO_MEMORY, "out of memory for %d names", capacity);
-    n->capacity = capacity;
-    return TR_OK;
-}
-
 tr_status tr__names_add(tr__names *n, const char *name)
 {
-    TR__TRY(reserve(n));
-    size_t length = strlen(name);
+    size_t length = strlen(name), count = (size_t)n->count;
+    if (n->count == INT_MAX || !tr__grow(&n->text, count, &n->text_room, sizeof *n->text) ||
+        !tr__grow(&n->nodes, count, &n->nodes_room, sizeof *n->nodes))
+        return tr__fail(TR_NO_MEMORY, "out of memory for more than %d names", n->count);
     char *copy = strdup(name);
     if (!copy || length > UINT32_MAX) {
         free(copy);

@@ -20,8 +20,9 @@ typedef struct tr__name_node {
 
 typedef struct tr__names {
     char **text; /* by number; owned */
-    int count, capacity;
+    int count;
     tr__name_node *nodes; /* one less than names */
+    size_t text_room, nodes_room;
     int32_t root;         /* as a child; undefined while there is no name */
 } tr__names;
 
