@@ -25,14 +25,6 @@ static int first_failure(const tr__call *call, int ranks)
     return first;
 }
 
-/* A rank that exited with 0, but not by returning; -1: none. */
-static int first_early_exit(const tr__call *call, int ranks)
-{
-    for (int i = 0; i < ranks; i++)
-        if (tr__call_progress_of(call, i) != TR__CALL_RETURNED) return i;
-    return -1;
-}
-
 static tr_status report_rank(const tr__call *call, int rank, tr_launch_report *report)
 {
     tr_status status = tr__call_result(call, rank);
@@ -54,14 +46,10 @@ static tr_status report_culprit(const tr__call *call, int victim, tr_launch_repo
     return status;
 }
 
-/* The launcher tells how processes ended; what their functions said comes before that. victim: as in tr__launch_extra,
- * or -1. */
+/* The launcher tells how processes ended; one that did not return has failed, whatever its exit code. What functions said comes
+ * before that. victim: as in tr__launch_extra, or -1. */
 static tr_status conclude(const tr__call *call, int ranks, tr_status launched, int victim, tr_launch_report *report)
 {
-    if (launched == TR_OK) {
-        int early = first_early_exit(call, ranks);
-        return early < 0 ? TR_OK : report_rank(call, early, report);
-    }
     if (launched != TR_CHILD || (report->signal && victim < 0)) return launched;
     int first = first_failure(call, ranks);
     bool only_victims = first >= 0 && tr__call_result(call, first) == TR_PEER;
