@@ -176,10 +176,10 @@ void *tr_shared_alloc(size_t bytes)
     size_t size = tr__round_up(bytes ? bytes : 1, TR__PAGE);
     int fd = memfd_create("trireme", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
-        tr__fail_errno(TR_NO_MEMORY, errno, "cannot make a shared segment of %zu bytes", size);
+        tr__fail_errno(TR_NO_MEMORY, errno, "cannot make a shared segment of %zu bytes", bytes);
         return NULL;
     }
-    int error = reserve(fd, size);
+    int error = size < bytes ? ENOMEM : reserve(fd, size); /* rounded up, it may be no number */
     void *memory = MAP_FAILED;
     if (error == 0) {
         memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -190,7 +190,7 @@ void *tr_shared_alloc(size_t bytes)
     if (error == 0) return memory;
     if (memory != MAP_FAILED) munmap(memory, size);
     close(fd);
-    tr__fail_errno(TR_NO_MEMORY, error, "cannot get %zu bytes of shared memory", size);
+    tr__fail_errno(TR_NO_MEMORY, error, "cannot get %zu bytes of shared memory", bytes);
     return NULL;
 }
 

@@ -735,6 +735,13 @@ static void shared_memory_is_found_by_its_address(void **state)
 /* ---- Random numbers ---------------------------------------------------------------------------------------------------------- */
 
 /* Known answers of the paper's reference implementation (Random123, kat_vectors). */
+static void what_is_too_large_to_share_is_named(void **state)
+{
+    (void)state;
+    assert_null(tr_shared_alloc(SIZE_MAX));
+    assert_string_equal(tr_error_message(), "cannot get 18446744073709551615 bytes of shared memory: Cannot allocate memory");
+}
+
 static void philox_gives_the_known_answers(void **state)
 {
     (void)state;
@@ -800,6 +807,7 @@ int main(void)
         cmocka_unit_test(free_blocks_go_back_to_the_system),
         cmocka_unit_test(large_blocks_can_be_shared),
         cmocka_unit_test(shared_memory_is_found_by_its_address),
+        cmocka_unit_test(what_is_too_large_to_share_is_named),
         cmocka_unit_test(philox_gives_the_known_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
