@@ -1,6 +1,5 @@
 /* Distributed optimizers that step during a backward, as gradients become complete: as if they had stepped after it. */
-#include "comm_ranks.h"
-#include "dist_nets.h"
+#include "dist_ranks.h"
 
 enum { PARAMETERS = DIST_WORKERS * DIST_PARAMETERS };
 
@@ -40,18 +39,6 @@ static void check_pair(rank *r, const pair *p)
         OK(tr_status_of(there));
         CHECK(dist_difference(tr_detach(there), tr_detach(tr_list_at(p->here, i))) < 1e-12);
     }
-}
-
-static void serve_or(rank *r, void (*body)(rank *r, dist_worker *w))
-{
-    dist_worker w;
-    OK(dist_begin(&w, r->group));
-    if (r->number == 0) {
-        TR_SCOPE;
-        body(r, &w);
-    }
-    OK(tr_barrier(r->group));
-    OK(tr_rpc_stop(w.rpc));
 }
 
 /* ---- As after it --------------------------------------------------------------------------------------------------------- */
