@@ -215,8 +215,9 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     bool for_ever = f->deadline == INT64_MAX;
     int patience_ms = for_ever ? rpc->timeout_ms : f->timeout_ms;
     int64_t until_room = for_ever ? tr__now_ns() + (int64_t)patience_ms * 1000000 : f->deadline;
-    bool earlier = false, full = true, gone = false, closing = false;
+    bool earlier = false, full = true, gone = false, closing = false, waits = false;
     uint64_t wait = 0;
+    int awake = 0;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
         full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
@@ -224,8 +225,13 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
         if (!full || gone || closing || tr__now_ns() >= until_room) break;
         pthread_mutex_unlock(&rpc->calls_lock);
-        if (!wait) wait = record_call(f, " (queue is full)");
+        if (!waits) {
+            awake = tr__rpc_block(rpc); /* what makes room may have to run here */
+            wait = record_call(f, " (queue is full)");
+            waits = true;
+        }
         tr__rpc_poll(rpc);
+        (void)tr__rpc_help(rpc);
         int64_t soon = tr__now_ns() + 1000000;
         pthread_mutex_lock(&rpc->calls_lock);
         tr__condition_wait(&rpc->calls_changed, &rpc->calls_lock, soon);
@@ -244,6 +250,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     int under_way = link->calls;
     pthread_mutex_unlock(&rpc->calls_lock);
     tr__rpc_record_end(rpc, wait);
+    if (waits) tr__rpc_unblock(rpc, awake);
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
     if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);

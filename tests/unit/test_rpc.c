@@ -452,6 +452,44 @@ static void a_wait_for_a_full_queue_is_recorded(void **state)
     run(2, fill_queue, NULL);
 }
 
+static atomic_int pouring;
+
+/* Sends its caller more than fits into the queue, as that does here. */
+static tr_status pour(void)
+{
+    enum { CALLS_OUT = 3, FLOATS = 200000 };
+    tr_rpc *rpc = tr_rpc_current();
+    tr_future *f[CALLS_OUT];
+    atomic_fetch_add(&pouring, 1);
+    while (atomic_load(&pouring) < 2) rest_a_while();
+    for (int i = 0; i < CALLS_OUT; i++)
+        f[i] = tr_rpc_async(rpc, tr_rpc_name(rpc, tr_rpc_caller()), "echo", tr_full(2, TR_SHAPE(FLOATS)));
+    return tr_future_wait_all(f, CALLS_OUT);
+}
+TR_RPC(pour, RETURNS(NONE));
+
+/* Each worker's only thread waits for room, which the other one's makes. */
+static void pour_at_once(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .queue_mb = 1, .threads = 1);
+    OK(tr_rpc_register(rpc, &echo_rpc));
+    OK(tr_rpc_register(rpc, &pour_rpc));
+    OK(tr_barrier(r->group));
+    OK(tr_future_wait(tr_rpc_sync(rpc, tr_rpc_name(rpc, 1 - r->number), "pour")));
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_function_that_waits_for_room_leaves_its_thread_to_others(void **state)
+{
+    (void)state;
+    const int apart[] = {0, 1};
+    atomic_store(&pouring, 0);
+    run(2, pour_at_once, NULL);
+    atomic_store(&pouring, 0);
+    run_hosts(apart, 2, pour_at_once, NULL);
+}
+
 static void wrong_options(rank *r)
 {
     TR_SCOPE;
@@ -624,6 +662,7 @@ int main(void)
         cmocka_unit_test(callbacks_may_wait),
         cmocka_unit_test(who_calls_too_much_waits),
         cmocka_unit_test(a_wait_for_a_full_queue_is_recorded),
+        cmocka_unit_test(a_function_that_waits_for_room_leaves_its_thread_to_others),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
         cmocka_unit_test(many_bytes_may_stay),
