@@ -362,6 +362,8 @@ void tr__rpc_poll(tr_rpc *rpc);
 /* Wakes a thread that sleeps for messages. */
 void tr__rpc_kick(tr_rpc *rpc);
 void tr__rpc_wake_clock(tr_rpc *rpc);
+/* False: this thread is at a batch of messages, or the clock. What it would wait for may need just that. */
+bool tr__rpc_may_wait(void);
 /* Runs a request on this thread when there can be no more threads; true: do so now and then. */
 bool tr__rpc_help(tr_rpc *rpc);
 /* Runs what was to be run at the end of calls, and frees the list; later, if this thread is at other messages. */

@@ -208,11 +208,11 @@ tr_status tr_future_cancel(tr_future *f)
 
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */
 
-/* Waits for room in the queue to a worker, takes it, and puts the call into the table. */
+/* Waits for room in the queue to a worker, where this thread may, takes it, and puts the call into the table. */
 static tr_status admit(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_link *link = &rpc->links[f->worker];
-    bool for_ever = f->deadline == INT64_MAX;
+    bool for_ever = f->deadline == INT64_MAX, may_wait = tr__rpc_may_wait();
     int patience_ms = for_ever ? rpc->timeout_ms : f->timeout_ms;
     int64_t until_room = for_ever ? tr__now_ns() + (int64_t)patience_ms * 1000000 : f->deadline;
     bool earlier = false, full = true, gone = false, closing = false, waits = false;
@@ -220,7 +220,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     int awake = 0;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
-        full = link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes);
+        full = may_wait && (link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes));
         gone = atomic_load(&link->gone);
         closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
         if (!full || gone || closing || tr__now_ns() >= until_room) break;

@@ -24,6 +24,7 @@ enum { SPIN_NS = 100000, WATCH_NS = 150000, EVENTS = 16, LOOK_MS = 100 };
 static _Thread_local struct {
     tr_rpc *rpc;
     bool idle, outermost, stays_awake;
+    bool clock; /* it is an agent's clock */
 } own;
 
 /* For which agent this thread counts as awake, and how often: waits nest. */
@@ -149,6 +150,11 @@ typedef struct batch {
     tr__rpc_inbound *attended, **attended_last;
 } batch;
 static _Thread_local batch *current_batch;
+
+bool tr__rpc_may_wait(void)
+{
+    return !current_batch && !own.clock;
+}
 
 static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *m);
 
@@ -555,6 +561,7 @@ static int64_t turn_clock(tr_rpc *rpc)
 static void *run_clock(void *arg)
 {
     tr_rpc *rpc = arg;
+    own.clock = true;
     while (!atomic_load(&rpc->closing)) {
         int64_t next = tr__now_ns() + LOOK_MS * (int64_t)1000000;
         if (tr__rpc_hold(rpc)) {

@@ -2,7 +2,7 @@
 #include "comm_ranks.h"
 #include "sanitized.h"
 
-#include "rpc/frame.h"
+#include "rpc/agent.h"
 
 #include <trireme/autograd.h>
 #include <trireme/ops.h>
@@ -449,6 +449,7 @@ static void fill_queue(rank *r)
 static void a_wait_for_a_full_queue_is_recorded(void **state)
 {
     (void)state;
+    atomic_store(&gate, 0);
     run(2, fill_queue, NULL);
 }
 
@@ -488,6 +489,45 @@ static void a_function_that_waits_for_room_leaves_its_thread_to_others(void **st
     run(2, pour_at_once, NULL);
     atomic_store(&pouring, 0);
     run_hosts(apart, 2, pour_at_once, NULL);
+}
+
+/* A module's, on the clock. */
+static void send_news(void *user, int worker, const char *why)
+{
+    TR_SCOPE;
+    (void)why;
+    tr_value news = tr_value_tensor(tr_full(worker, TR_SHAPE(100000)));
+    if (tr_rpc_rank(user) == 0) (void)!tr_status_of(tr__rpc_internal(user, 1, ".news", &news, 1, 0));
+}
+
+/* Rank 2 goes while the queue from rank 0 to rank 1 is full. */
+static void lose_one_beside_a_full_queue(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group, .queue_mb = 1, .timeout_ms = 10 * JOIN_MS);
+    const tr__rpc_hooks hooks = {.user = rpc, .gone = send_news};
+    OK(tr_rpc_register(rpc, &hold_rpc));
+    OK(tr__rpc_set_hooks(rpc, &hooks));
+    tr_future *held[2] = {NULL};
+    for (int i = 0; i < 2 && r->number == 0; i++) held[i] = tr_rpc_async(rpc, "worker1", "hold", tr_full(2, TR_SHAPE(100000)));
+    OK(tr_barrier(r->group));
+    if (r->number == 2) return; /* drops its agent */
+    if (r->number == 0) {
+        while (!atomic_load(&rpc->links[2].gone)) rest_a_while();
+        tr_value x = tr_value_tensor(tr_zeros(TR_SHAPE(1)));
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "worker0", .function = "hold", .arguments = &x, .count = 1, .timeout_ms = 20};
+        CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        atomic_store(&gate, 1);
+        OK(tr_future_wait_all(held, 2));
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void the_clock_does_not_wait_for_room(void **state)
+{
+    (void)state;
+    atomic_store(&gate, 0);
+    run(3, lose_one_beside_a_full_queue, NULL);
 }
 
 static void wrong_options(rank *r)
@@ -663,6 +703,7 @@ int main(void)
         cmocka_unit_test(who_calls_too_much_waits),
         cmocka_unit_test(a_wait_for_a_full_queue_is_recorded),
         cmocka_unit_test(a_function_that_waits_for_room_leaves_its_thread_to_others),
+        cmocka_unit_test(the_clock_does_not_wait_for_room),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
         cmocka_unit_test(many_bytes_may_stay),
