@@ -350,7 +350,8 @@ typedef struct tr_rpc_options {
                          does not count */
     int timeout_ms;   /* limit of a call without its own limit, and of a worker's answer in tr_rpc_stop(); default
                          60,000 */
-    int queue_mb;     /* MiB of calls under way to one worker; a caller above it waits for room. 0: 256 */
+    int queue_mb;     /* MiB of calls under way to one worker; a caller above it waits for room. A call that was given up
+                         counts until the worker is through with it. 0: 256 */
 } tr_rpc_options;
 /* Makes the ranks of a group workers. Collective; two workers with one name are an error on all ranks. The calls do not
  * depend on what the group does meanwhile, or on whether it is broken. */

@@ -57,12 +57,11 @@ struct tr_future {
     int worker;
     int timeout_ms;
     int64_t deadline;
-    uint64_t charged;        /* bytes that count for the queue to the worker */
     char function[64];
     tr_rref *held;           /* a reference that must live as long as the call, */
     tr_rref *kept;           /* and of tr_remote() the one to its result */
     tr__rref_entry *making;  /* of tr_remote(): to be told when the request is there */
-    tr_future *next;         /* in its bucket of calls under way */
+    tr_future *next;         /* of values that are given up */
     pthread_mutex_t lock;    /* for what follows */
     tr__rpc_then *thens;
     /* Set before `done`. */
@@ -126,7 +125,7 @@ typedef struct tr__rpc_link {
     atomic_bool gone;   /* no message comes or goes any more */
     bool lost;          /* then: before the end was known (under agent->drain_lock, as it becomes gone); and */
     tr__error *why;     /* both set before */
-    /* Under agent->calls_lock: what is under way to it. */
+    /* Under agent->calls_lock: what is under way to it, given up or not. */
     uint64_t charged;
     int calls;
     uint64_t refers_sent; /* messages about references: under agent->refs_lock; and */
@@ -152,6 +151,14 @@ typedef struct tr__rpc_run {
 } tr__rpc_run;
 
 enum { TR__RPC_BUSY = 192 }; /* room for: "head" for worker 0 ("front") */
+
+/* A call that its worker is not through with. */
+typedef struct tr__rpc_pending {
+    struct tr__rpc_pending *next; /* in its bucket */
+    uint64_t id, bytes; /* bytes: that count for the queue to the worker */
+    int worker;
+    tr_future *future;  /* a reference; NULL: the caller has given it up */
+} tr__rpc_pending;
 
 enum { TR__RPC_CALL_BUCKETS = 1024, TR__RPC_FUNCTION_BUCKETS = 64 };
 
@@ -194,9 +201,9 @@ struct tr_rpc {
 
     pthread_mutex_t calls_lock;
     pthread_cond_t calls_changed; /* room in a queue, or a link is gone */
-    tr_future *calls[TR__RPC_CALL_BUCKETS];
+    tr__rpc_pending *calls[TR__RPC_CALL_BUCKETS];
     uint64_t next_id;
-    int call_count;
+    int call_count; /* of those that somebody waits for */
     uint64_t calls_ever;
     int64_t next_deadline; /* when the clock looks next */
     atomic_uint any_ended; /* futex word: how many have ended while threads wait for any of several, */

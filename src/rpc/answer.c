@@ -322,7 +322,7 @@ static void serve(serving *s)
     }
     if (s->deferred && status != TR_OK)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
-    else if (!s->deferred && (!s->m->cancelled || s->owed.kept)) /* who has a value kept must hear when it can be dropped */
+    else if (!s->deferred) /* also what is cancelled: at its caller it takes room until then */
         (void)!answer(&s->owed, status, s->result);
     if (entered) enter(&s->owed, false);
     tr__unref(s->deferred);

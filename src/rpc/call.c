@@ -82,50 +82,67 @@ void tr__rpc_end_records(tr_rpc *rpc)
 
 /* ---- Calls under way --------------------------------------------------------------------------------------------- */
 
-static tr_future **bucket_of(tr_rpc *rpc, uint64_t id)
+static tr__rpc_pending **bucket_of(tr_rpc *rpc, uint64_t id)
 {
     return &rpc->calls[id % TR__RPC_CALL_BUCKETS];
 }
 
-/* Under the lock. */
-static void uncharge(tr_rpc *rpc, const tr_future *f)
+/* Under the lock: takes a call out of the table. Its future's reference is the caller's now; NULL: it was given up before. */
+static tr_future *remove_call(tr_rpc *rpc, tr__rpc_pending **at)
 {
-    rpc->links[f->worker].charged -= f->charged;
-    rpc->links[f->worker].calls--;
-    rpc->call_count--;
+    tr__rpc_pending *c = *at;
+    tr_future *f = c->future;
+    *at = c->next;
+    rpc->links[c->worker].charged -= c->bytes;
+    rpc->links[c->worker].calls--;
+    rpc->call_count -= f != NULL;
+    free(c);
     pthread_cond_broadcast(&rpc->calls_changed);
+    return f;
 }
 
-/* Takes a call out of the table; NULL: it is not there. The table's reference is the caller's now. */
+/* Under the lock: the place of a call in the table, or of the end of its bucket. */
+static tr__rpc_pending **find_call(tr_rpc *rpc, uint64_t id)
+{
+    tr__rpc_pending **at = bucket_of(rpc, id);
+    while (*at && (*at)->id != id) at = &(*at)->next;
+    return at;
+}
+
+/* NULL: nobody waits for it any more. */
 static tr_future *take_call(tr_rpc *rpc, uint64_t id)
 {
     pthread_mutex_lock(&rpc->calls_lock);
-    tr_future **at = bucket_of(rpc, id), *f;
-    while (*at && (*at)->id != id) at = &(*at)->next;
-    f = *at;
-    if (f) {
-        *at = f->next;
-        uncharge(rpc, f);
-    }
+    tr__rpc_pending **at = find_call(rpc, id);
+    tr_future *f = *at ? remove_call(rpc, at) : NULL;
     pthread_mutex_unlock(&rpc->calls_lock);
     return f;
 }
 
-/* Takes out one call that `wanted` chooses. */
-static tr_future *take_any(tr_rpc *rpc, bool (*wanted)(const tr_future *f, int64_t arg), int64_t arg)
+/* One of those to a worker, of which nothing comes any more; NULL: all have been taken. */
+static tr_future *take_call_to(tr_rpc *rpc, int worker)
 {
-    tr_future *found = NULL;
+    tr_future *f = NULL;
     pthread_mutex_lock(&rpc->calls_lock);
-    for (int i = 0; i < TR__RPC_CALL_BUCKETS && !found && rpc->call_count; i++) {
-        tr_future **at = &rpc->calls[i];
-        while (*at && !wanted(*at, arg)) at = &(*at)->next;
-        if (!*at) continue;
-        found = *at;
-        *at = found->next;
-        uncharge(rpc, found);
-    }
+    for (int i = 0; i < TR__RPC_CALL_BUCKETS && !f; i++)
+        for (tr__rpc_pending **at = &rpc->calls[i]; *at && !f;) {
+            if ((*at)->worker == worker)
+                f = remove_call(rpc, at);
+            else
+                at = &(*at)->next;
+        }
     pthread_mutex_unlock(&rpc->calls_lock);
-    return found;
+    return f;
+}
+
+/* Under the lock: takes the future of a call that its worker may carry out yet. The call keeps its room until then. */
+static tr_future *abandon_call(tr_rpc *rpc, tr__rpc_pending *c)
+{
+    tr_future *f = c ? c->future : NULL;
+    if (!f) return NULL;
+    c->future = NULL;
+    rpc->call_count--;
+    return f;
 }
 
 /* Ends a call, which is out of the table, with this thread's latest failure. */
@@ -137,15 +154,10 @@ static void end_badly(tr_future *f)
     tr__unref(f);
 }
 
-static bool goes_to(const tr_future *f, int64_t worker)
-{
-    return f->worker == (int)worker;
-}
-
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
 {
     char text[CALL_TEXT];
-    for (tr_future *f; (f = take_any(rpc, goes_to, worker));) {
+    for (tr_future *f; (f = take_call_to(rpc, worker));) {
         tr__fail_context(tr__fail_stored(why), "%s", call_text_to_named(rpc, f->function, worker, text));
         end_badly(f);
     }
@@ -154,13 +166,8 @@ void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
     pthread_mutex_unlock(&rpc->calls_lock);
 }
 
-static bool is_late(const tr_future *f, int64_t now)
-{
-    return f->deadline <= now;
-}
-
-/* Ends a call that its worker may carry out yet, with this thread's latest failure. What it has asked to be made is made all the same,
- * and only the reply says that it can be dropped. */
+/* Ends a call that was abandoned, with this thread's latest failure. What it has asked to be made is made all the same, and only
+ * the reply says that it can be dropped. */
 static void give_up(tr_rpc *rpc, tr_future *f)
 {
     tr__rpc_writer w;
@@ -176,21 +183,26 @@ static void give_up(tr_rpc *rpc, tr_future *f)
 
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now)
 {
+    enum { LOOK_S = 60 };
     char text[CALL_TEXT];
-    for (tr_future *f; (f = take_any(rpc, is_late, now));) {
-        tr__fail(TR_TIMEOUT, "%s: no answer within %g s", call_text(rpc, f->function, f->worker, text), (double)(f->timeout_ms) / 1000);
-        give_up(rpc, f);
+    for (;;) {
+        tr_future *late = NULL;
+        int64_t next = now + LOOK_S * (int64_t)1000000000;
+        pthread_mutex_lock(&rpc->calls_lock);
+        for (int i = 0; i < TR__RPC_CALL_BUCKETS && rpc->call_count && !late; i++)
+            for (tr__rpc_pending *c = rpc->calls[i]; c && !late; c = c->next) {
+                if (!c->future) continue;
+                if (c->future->deadline <= now)
+                    late = abandon_call(rpc, c);
+                else if (c->future->deadline < next)
+                    next = c->future->deadline;
+            }
+        if (!late) rpc->next_deadline = next;
+        pthread_mutex_unlock(&rpc->calls_lock);
+        if (!late) return next;
+        tr__fail(TR_TIMEOUT, "%s: no answer within %g s", call_text(rpc, late->function, late->worker, text), late->timeout_ms / 1000.0);
+        give_up(rpc, late);
     }
-    int64_t next = INT64_MAX;
-    pthread_mutex_lock(&rpc->calls_lock);
-    for (int i = 0; i < TR__RPC_CALL_BUCKETS && rpc->call_count; i++)
-        for (const tr_future *f = rpc->calls[i]; f; f = f->next)
-            if (f->deadline < next) next = f->deadline;
-    enum { LONG_NS = 1000000000 };
-    if (next > now + 60 * (int64_t)LONG_NS) next = now + 60 * (int64_t)LONG_NS;
-    rpc->next_deadline = next;
-    pthread_mutex_unlock(&rpc->calls_lock);
-    return next;
 }
 
 tr_status tr_future_cancel(tr_future *f)
@@ -198,7 +210,9 @@ tr_status tr_future_cancel(tr_future *f)
     if (!f) return TR_OK;
     TR__TRY(tr__fail_stored(f->object.error));
     if (!f->rpc || tr_future_done(f)) return TR_OK;
-    tr_future *taken = take_call(f->rpc, f->id);
+    pthread_mutex_lock(&f->rpc->calls_lock);
+    tr_future *taken = abandon_call(f->rpc, *find_call(f->rpc, f->id));
+    pthread_mutex_unlock(&f->rpc->calls_lock);
     if (!taken) return TR_OK; /* it is about to end by itself */
     char text[CALL_TEXT];
     tr__fail(TR_CANCELLED, "%s: given up by the caller", call_text(f->rpc, f->function, f->worker, text));
@@ -209,9 +223,11 @@ tr_status tr_future_cancel(tr_future *f)
 /* ---- Asking ------------------------------------------------------------------------------------------------------ */
 
 /* Waits for room in the queue to a worker, where this thread may, takes it, and puts the call into the table. */
-static tr_status admit(tr_rpc *rpc, tr_future *f)
+static tr_status admit(tr_rpc *rpc, tr_future *f, uint64_t bytes)
 {
     tr__rpc_link *link = &rpc->links[f->worker];
+    tr__rpc_pending *c = malloc(sizeof *c);
+    if (!c) return tr__fail(TR_NO_MEMORY, "no memory for a call");
     bool for_ever = f->deadline == INT64_MAX, may_wait = tr__rpc_may_wait();
     int patience_ms = for_ever ? rpc->timeout_ms : f->timeout_ms;
     int64_t until_room = for_ever ? tr__now_ns() + (int64_t)patience_ms * 1000000 : f->deadline;
@@ -220,7 +236,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     int awake = 0;
     pthread_mutex_lock(&rpc->calls_lock);
     for (;;) {
-        full = may_wait && (link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + f->charged > rpc->queue_bytes));
+        full = may_wait && (link->calls >= TR__RPC_CALLS_MOST || (link->calls && link->charged + bytes > rpc->queue_bytes));
         gone = atomic_load(&link->gone);
         closing = atomic_load(&rpc->closing); /* under the lock: calls that are in the table are failed after it is set */
         if (!full || gone || closing || tr__now_ns() >= until_room) break;
@@ -236,12 +252,13 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
         pthread_mutex_lock(&rpc->calls_lock);
         tr__condition_wait(&rpc->calls_changed, &rpc->calls_lock, soon);
     }
-    if (!full && !gone && !closing) {
+    bool admitted = !full && !gone && !closing;
+    if (admitted) {
         f->id = ++rpc->next_id;
-        f->next = *bucket_of(rpc, f->id);
-        *bucket_of(rpc, f->id) = tr__ref(f);
+        *c = (tr__rpc_pending){*bucket_of(rpc, f->id), f->id, bytes, f->worker, tr__ref(f)};
+        *bucket_of(rpc, f->id) = c;
         link->calls++;
-        link->charged += f->charged;
+        link->charged += bytes;
         rpc->call_count++;
         rpc->calls_ever++;
         earlier = f->deadline < rpc->next_deadline;
@@ -249,6 +266,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f)
     }
     int under_way = link->calls;
     pthread_mutex_unlock(&rpc->calls_lock);
+    if (!admitted) free(c);
     tr__rpc_record_end(rpc, wait);
     if (waits) tr__rpc_unblock(rpc, awake);
     if (earlier) tr__rpc_wake_clock(rpc);
@@ -289,8 +307,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
         write_request(&w, p, token, values, &note);
         status = w.status;
     }
-    f->charged = w.used + w.payload;
-    if (status == TR_OK) status = admit(rpc, f);
+    if (status == TR_OK) status = admit(rpc, f, w.used + w.payload);
     if (status == TR_OK) status = tr__rpc_send(rpc, p->worker, (tr__rpc_frame){.type = TR__RPC_REQUEST, .id = f->id}, &w);
     if (status != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
     if (f->id) {
@@ -485,7 +502,7 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
 {
     TR_SCOPE;
     tr_value value = tr_value_none();
-    tr_future *f = take_call(rpc, m->frame.id);
+    tr_future *f = take_call(rpc, m->frame.id); /* NULL: it was given up */
     tr__rref_number kept;
     tr_status status = read_reply(rpc, m, f, &value, &kept); /* also when it is too late: a reference must be taken in */
     if (!f) {

@@ -491,6 +491,38 @@ static void a_function_that_waits_for_room_leaves_its_thread_to_others(void **st
     run_hosts(apart, 2, pour_at_once, NULL);
 }
 
+/* The worker has what its callers have given up, and so it counts. */
+static void give_up_often(rank *r)
+{
+    TR_SCOPE;
+    enum { FLOATS = 100000, FIT = 2 };
+    tr_rpc *rpc = tr_rpc_start(r->group, .queue_mb = 1);
+    OK(tr_rpc_register(rpc, &hold_rpc));
+    OK(tr_barrier(r->group));
+    tr_value x = tr_value_tensor(tr_full(2, TR_SHAPE(FLOATS)));
+    tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "worker1", .function = "hold", .arguments = &x, .count = 1,
+        .timeout_ms = 20};
+    for (int i = 0; i < 2 * FIT && r->number == 0; i++) {
+        CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        SAYS(i < FIT ? "no answer within 0.02 s" : "the queue stayed full for 0.02 s: 2 calls are under way there");
+    }
+    OK(tr_barrier(r->group));
+    atomic_store(&gate, 1);
+    c.timeout_ms = 0;
+    if (r->number == 0) CHECK(tr_future_f64(tr_rpc_sync_with(&c)) == FLOATS);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void what_was_given_up_takes_room_until_it_is_answered(void **state)
+{
+    (void)state;
+    const int apart[] = {0, 1};
+    atomic_store(&gate, 0);
+    run(2, give_up_often, NULL);
+    atomic_store(&gate, 0);
+    run_hosts(apart, 2, give_up_often, NULL);
+}
+
 /* A module's, on the clock. */
 static void send_news(void *user, int worker, const char *why)
 {
@@ -515,7 +547,8 @@ static void lose_one_beside_a_full_queue(rank *r)
     if (r->number == 0) {
         while (!atomic_load(&rpc->links[2].gone)) rest_a_while();
         tr_value x = tr_value_tensor(tr_zeros(TR_SHAPE(1)));
-        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "worker0", .function = "hold", .arguments = &x, .count = 1, .timeout_ms = 20};
+        tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "worker0", .function = "hold", .arguments = &x, .count = 1,
+            .timeout_ms = 20};
         CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
         atomic_store(&gate, 1);
         OK(tr_future_wait_all(held, 2));
@@ -703,6 +736,7 @@ int main(void)
         cmocka_unit_test(who_calls_too_much_waits),
         cmocka_unit_test(a_wait_for_a_full_queue_is_recorded),
         cmocka_unit_test(a_function_that_waits_for_room_leaves_its_thread_to_others),
+        cmocka_unit_test(what_was_given_up_takes_room_until_it_is_answered),
         cmocka_unit_test(the_clock_does_not_wait_for_room),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
