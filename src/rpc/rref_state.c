@@ -236,6 +236,8 @@ void tr__rref_remote_done(tr__rref_table *t, tr__rref_entry *e, bool made)
 {
     e->made = true;
     e->lost |= !made;
+    /* The owner counts the requests, and is not to wait for this one. */
+    if (!made && e->owner != t->rank) post(t, e->owner, TR__REFER_DROP, e, e->forks.at[0].number);
     consider(t, e);
 }
 
@@ -370,6 +372,16 @@ static void hear_add(tr__rref_table *t, int from, const tr__refer *m)
     post(t, from, counted ? TR__REFER_ADDED : TR__REFER_LOST, e ? e : &nothing, m->fork);
 }
 
+/* A worker that asked for a value here, or was about to, has no use for it. */
+static void hear_drop(tr__rref_table *t, int from, const tr__refer *m)
+{
+    seen_set *values = &t->neighbours[from].values;
+    tr__rref_entry *e = tr__rref_find(t, m->id);
+    if (m->id.maker == from && !e && !has_seen(values, lower_part(m->id)))
+        (void)see(values, lower_part(m->id)); /* without memory it stays awaited */
+    uncover(t, m->id, m->fork);
+}
+
 /* At a user. */
 static void hear_answer(tr__rref_table *t, const tr__refer *m)
 {
@@ -388,7 +400,7 @@ void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
     if (from < 0 || from >= t->world || t->neighbours[from].gone) return;
     switch (m->kind) {
     case TR__REFER_ADD: hear_add(t, from, m); break;
-    case TR__REFER_DROP:
+    case TR__REFER_DROP: hear_drop(t, from, m); break;
     case TR__REFER_RECEIVED: uncover(t, m->id, m->fork); break;
     case TR__REFER_ADDED:
     case TR__REFER_LOST: hear_answer(t, m); break;

@@ -9,6 +9,7 @@
  *     user A -> user B  A pins itself; B tells the owner ADD and hears ADDED; B tells A RECEIVED; A unpins
  *     user A -> owner   A pins itself; the owner tells A RECEIVED
  *     user drops        when no handle is left, it is not pinned and its forks are counted: DROP for each
+ *     user asks a worker for a value, but the request is not sent: DROP, as the owner counts what it is asked for
  *
  * So a fork that is counted, or a pin on one that is, covers every reference on its way, and the value stays. A link neither loses
  * nor repeats messages; they may be dealt with in another order, as several threads do so.

@@ -187,6 +187,12 @@ static void make_remote(model *m, worker *w)
     m->values[value] = (tracked){.owner = owner->rank, .on_the_way = 1};
     packet l = {.kind = REQUEST, .from = w->rank, .to = owner->rank, .value = value};
     l.entry = tr__rref_remote(w->table, owner->rank, &l.token);
+    if (draw(m, 20) == 0) { /* the call could not be sent */
+        m->values[value].on_the_way--;
+        tr__rref_remote_done(w->table, l.entry, false);
+        tr__rref_release(w->table, l.entry);
+        return;
+    }
     add_handle(w, l.entry, value);
     post(m, l);
 }
@@ -264,7 +270,7 @@ static int left_over(const model *m)
 {
     int count = m->packet_count;
     for (int i = 0; i < WORKERS; i++)
-        if (!m->workers[i].dead) count += tr__rref_count(m->workers[i].table);
+        if (m->workers[i].table && !m->workers[i].dead) count += tr__rref_count(m->workers[i].table);
     return count;
 }
 
@@ -306,6 +312,32 @@ static void run_schedule(model *m, uint64_t seed, bool deaths)
     memcpy(m->failure, failure, sizeof failure);
 }
 
+/* ---- Requests that are never sent -------------------------------------------------------------------------------- */
+
+/* A call fails while its request is made. Its owner hears so, and does not keep a place for it among all that follow. */
+static void a_request_that_is_not_sent_leaves_no_gap(void **state)
+{
+    (void)state;
+    enum { USER, OWNER };
+    model *m = calloc(1, sizeof *m);
+    assert_non_null(m);
+    for (int i = 0; i < 2; i++) {
+        worker *w = &m->workers[i];
+        *w = (worker){.m = m, .rank = i};
+        w->table = tr__rref_table_new(i, 2, &(tr__rref_events){.user = w, .send = send_control, .freed = value_freed});
+    }
+    tr__rref_token token;
+    tr__rref_entry *entry = tr__rref_remote(m->workers[USER].table, OWNER, &token);
+    tr__rref_remote_done(m->workers[USER].table, entry, false);
+    tr__rref_release(m->workers[USER].table, entry);
+    while (m->packet_count) deliver(m);
+    assert_null(tr__rref_await(m->workers[OWNER].table, token.id));
+    assert_null(tr__rref_made(m->workers[OWNER].table, &token));
+    assert_int_equal(left_over(m), 0);
+    for (int i = 0; i < 2; i++) tr__rref_table_free(m->workers[i].table);
+    free(m);
+}
+
 static uint64_t number_from(const char *variable, uint64_t otherwise)
 {
     const char *text = getenv(variable);
@@ -342,6 +374,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_value_leaks_or_goes_early),
         cmocka_unit_test(dead_workers_leave_nothing_behind),
+        cmocka_unit_test(a_request_that_is_not_sent_leaves_no_gap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
