@@ -61,7 +61,8 @@ struct tr_future {
     tr_rref *held;           /* a reference that must live as long as the call, */
     tr_rref *kept;           /* and of tr_remote() the one to its result */
     tr__rref_entry *making;  /* of tr_remote(): to be told when the request is there */
-    tr_future *next;         /* of values that are given up */
+    tr_future *next, *next_lost; /* of values that are given up; of those that will never be made, as also this one */
+    bool lost;               /* (under agent->refs_lock) */
     pthread_mutex_t lock;    /* for what follows */
     tr__rpc_then *thens;
     /* Set before `done`. */
@@ -238,7 +239,7 @@ struct tr_rpc {
 
     pthread_mutex_t refs_lock;
     tr__rref_table *refs;
-    tr_future *freed;             /* values to be given up outside the lock */
+    tr_future *freed, *lost;      /* values to be given up, or to be failed, outside the lock */
 
     pthread_mutex_t drain_lock;   /* for the end */
     pthread_cond_t drain_changed;

@@ -39,20 +39,42 @@ static void value_freed(void *user, void *value)
     rpc->freed = f;
 }
 
-/* Lets go of the lock, and of values that nobody refers to any more. Who waits for one that was never made, as the agent has stopped,
- * waits in vain. */
+/* Its entry still has it, and another thread may free that before we have failed the value. */
+static void value_lost(void *user, void *value)
+{
+    tr_rpc *rpc = user;
+    tr_future *f = tr__ref(value);
+    f->lost = true;
+    f->next_lost = rpc->lost;
+    rpc->lost = f;
+}
+
+/* A value that has not been made never will be, and who waits for it hears why. */
+static void fail_value(tr_rpc *rpc, tr_future *f, bool stopped)
+{
+    TR__KEEP_ERROR;
+    if (stopped)
+        tr__fail(TR_STATE, "the value has not been made: \"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+    else
+        tr__fail(TR_NOT_FOUND, "the value will not be made: the worker that asked for it is gone, or could not ask");
+    tr__future_fail(f, tr__error_take());
+}
+
+/* Lets go of the lock, and of values that nobody refers to any more, or that are lost. */
 static void unlock(tr_rpc *rpc)
 {
-    tr_future *freed = rpc->freed;
-    rpc->freed = NULL;
+    tr_future *freed = rpc->freed, *lost = rpc->lost;
+    bool stopped = !rpc->refs;
+    rpc->freed = rpc->lost = NULL;
     pthread_mutex_unlock(&rpc->refs_lock);
+    for (tr_future *f = lost, *next; f; f = next) {
+        next = f->next_lost;
+        fail_value(rpc, f, false);
+        tr__unref(f);
+    }
     for (tr_future *f = freed, *next; f; f = next) {
         next = f->next;
-        if (!tr_future_done(f)) {
-            TR__KEEP_ERROR;
-            tr__fail(TR_STATE, "the value has not been made: \"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
-            tr__future_fail(f, tr__error_take());
-        }
+        if (!f->lost && !tr_future_done(f)) fail_value(rpc, f, stopped);
         tr__unref(f);
     }
 }
@@ -80,7 +102,7 @@ static tr_status fetch(void *unused, int from, const tr_value *arguments, int co
 
 tr_status tr__refs_start(tr_rpc *rpc)
 {
-    tr__rref_events events = {.user = rpc, .send = send_refer, .freed = value_freed};
+    tr__rref_events events = {.user = rpc, .send = send_refer, .freed = value_freed, .lost = value_lost};
     rpc->refs = tr__rref_table_new(rpc->rank, rpc->world, &events);
     if (!rpc->refs) return tr__fail(TR_NO_MEMORY, "rpc: no memory for references");
     return tr__rpc_handle(rpc, TR__RPC_FETCH, fetch, NULL, false);
@@ -223,6 +245,7 @@ static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
     slot = tr__future_new_loose(rpc);
     if (tr__error_of(slot)) return NULL;
     tr__rref_set_value(entry, slot);
+    if (tr__rref_lost(entry)) fail_value(rpc, slot, false);
     return slot;
 }
 

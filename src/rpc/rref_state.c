@@ -25,7 +25,7 @@ struct tr__rref_entry {
     int handles;
     bool made;    /* the value's request is here, or there; always true of what was handed over */
     bool asked;   /* at the owner: the request to make it has come; always true of values that it made by itself */
-    bool lost;
+    bool lost;    /* the value is gone, or will never be made */
     void *value;  /* at the owner */
     fork_set forks; /* at the owner: all that it counts; at a user: its own */
     fork_set pins;  /* at a user: handed on, and not yet counted */
@@ -351,6 +351,11 @@ void *tr__rref_value(const tr__rref_entry *e)
     return e->value;
 }
 
+bool tr__rref_lost(const tr__rref_entry *e)
+{
+    return e->lost;
+}
+
 int tr__rref_entry_owner(const tr__rref_entry *e)
 {
     return e->owner;
@@ -362,6 +367,14 @@ tr__rref_number tr__rref_entry_id(const tr__rref_entry *e)
 }
 
 /* ---- What others say --------------------------------------------------------------------------------------------- */
+
+/* At the owner: the request to make it will not come any more. Who waits for the value has a handle, or will get one. */
+static void never_made(tr__rref_table *t, tr__rref_entry *e)
+{
+    e->asked = e->made = e->lost = true;
+    if (e->value && (e->handles || e->forks.count)) t->events.lost(t->events.user, e->value);
+    consider(t, e);
+}
 
 /* At the owner. */
 static void hear_add(tr__rref_table *t, int from, const tr__refer *m)
@@ -377,9 +390,12 @@ static void hear_drop(tr__rref_table *t, int from, const tr__refer *m)
 {
     seen_set *values = &t->neighbours[from].values;
     tr__rref_entry *e = tr__rref_find(t, m->id);
-    if (m->id.maker == from && !e && !has_seen(values, lower_part(m->id)))
-        (void)see(values, lower_part(m->id)); /* without memory it stays awaited */
-    uncover(t, m->id, m->fork);
+    bool comes = m->id.maker == from && !has_seen(values, lower_part(m->id));
+    if (comes) (void)see(values, lower_part(m->id)); /* without memory it stays awaited */
+    if (comes && e && e->owner == t->rank)
+        never_made(t, e);
+    else
+        uncover(t, m->id, m->fork);
 }
 
 /* At a user. */
@@ -410,14 +426,13 @@ void tr__rref_message(tr__rref_table *t, int from, const tr__refer *m)
 
 static void forget(tr__rref_table *t, tr__rref_entry *e, int worker)
 {
-    if (e->owner == t->rank) {
-        remove_forks_of(&e->forks, worker);
-        if (e->id.maker == worker) e->made = true; /* the request will not come any more */
-    } else {
-        e->lost |= e->owner == worker;
-        remove_forks_of(&e->pins, worker);
-    }
-    consider(t, e);
+    bool ours = e->owner == t->rank;
+    remove_forks_of(ours ? &e->forks : &e->pins, worker);
+    if (!ours) e->lost |= e->owner == worker;
+    if (ours && e->id.maker == worker && !e->asked)
+        never_made(t, e);
+    else
+        consider(t, e);
 }
 
 void tr__rref_gone(tr__rref_table *t, int worker)

@@ -53,6 +53,7 @@ typedef struct tr__rref_events {
     void *user;
     void (*send)(void *user, int to, const tr__refer *message);
     void (*freed)(void *user, void *value); /* a value of ours that nobody refers to; as given to tr__rref_set_value() */
+    void (*lost)(void *user, void *value);  /* one that will never be made, as its request is lost; it stays */
 } tr__rref_events;
 
 typedef struct tr__rref_table tr__rref_table;
@@ -83,6 +84,7 @@ tr__rref_entry *tr__rref_await(tr__rref_table *t, tr__rref_number id);
 tr__rref_entry *tr__rref_find(tr__rref_table *t, tr__rref_number id);
 void tr__rref_set_value(tr__rref_entry *entry, void *value);
 void *tr__rref_value(const tr__rref_entry *entry);
+bool tr__rref_lost(const tr__rref_entry *entry);
 int tr__rref_entry_owner(const tr__rref_entry *entry);
 tr__rref_number tr__rref_entry_id(const tr__rref_entry *entry);
 

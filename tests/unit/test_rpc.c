@@ -660,6 +660,44 @@ static void references_are_handed_around(void **state)
     run(4, references, NULL);
 }
 
+static tr_rref *_Atomic kept_ref;
+
+static tr_status keep(tr_rref *ref)
+{
+    atomic_store(&kept_ref, tr_keep(ref));
+    return TR_OK;
+}
+TR_RPC(keep, RREF, RETURNS(NONE));
+
+/* Rank 1 hands on a reference to a value that rank 0 is to make, and goes before it has asked for that. */
+static void go_before_asking(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = tr_rpc_start(r->group);
+    OK(tr_rpc_register(rpc, &keep_rpc));
+    OK(tr_barrier(r->group));
+    if (r->number == 1) {
+        tr__rref_token never_sent;
+        OK(tr_future_wait(tr_rpc_sync(rpc, "worker0", "keep", tr__refs_remote(rpc, 0, &never_sent))));
+        return; /* drops its agent */
+    }
+    tr_rref *ref;
+    tr_value value;
+    while (!(ref = atomic_load(&kept_ref))) rest_a_while();
+    for (int i = 0; i < 2; i++) { /* who waits, and who comes later */
+        CHECK(tr_rref_local(ref, &value) == TR_NOT_FOUND);
+        SAYS("the value will not be made: the worker that was to ask for it is gone");
+    }
+    tr_release(ref);
+    OK(tr_rpc_stop(rpc));
+}
+
+static void nobody_waits_for_a_value_whose_request_is_lost(void **state)
+{
+    (void)state;
+    run(2, go_before_asking, NULL);
+}
+
 /* More bytes than a message has beside its tensors: they travel as a tensor's do, and so they may stay, too. */
 static void keep_many_bytes(rank *r)
 {
@@ -740,6 +778,7 @@ int main(void)
         cmocka_unit_test(the_clock_does_not_wait_for_room),
         cmocka_unit_test(wrong_options_are_an_error_everywhere),
         cmocka_unit_test(references_are_handed_around),
+        cmocka_unit_test(nobody_waits_for_a_value_whose_request_is_lost),
         cmocka_unit_test(many_bytes_may_stay),
         cmocka_unit_test(workers_of_other_hosts),
         cmocka_unit_test(a_wrong_token_makes_no_worker),
