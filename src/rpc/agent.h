@@ -57,7 +57,7 @@ struct tr_future {
     int worker;
     int timeout_ms;
     int64_t deadline;
-    char function[64];
+    char function[64];       /* of a value that is made here, under agent->refs_lock: by which one; "": that is not known yet */
     tr_rref *held;           /* a reference that must live as long as the call, */
     tr_rref *kept;           /* and of tr_remote() the one to its result */
     tr__rref_entry *making;  /* of tr_remote(): to be told when the request is there */
@@ -454,8 +454,8 @@ void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made);
 void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made); /* of one that may be known no more */
 tr__rref_entry *tr__refs_entry(const tr_rref *ref);
 tr__rref_number tr__refs_id(const tr_rref *ref);
-/* At the owner: a value is to be made; then, what it is (or the thread's latest failure, of NULL). */
-tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token);
+/* At the owner: a value is to be made by a function; then, what it is (or the thread's latest failure, of NULL). */
+tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token, const char *function);
 void tr__refs_made(tr_rref *ref, const tr_value *value);
 /* The value of an id of ours, waited for; the thread's scope holds what keeps it alive. */
 tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value);

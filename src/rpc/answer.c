@@ -216,7 +216,7 @@ static tr_status read_head(serving *s, tr__rpc_reader *r)
         tr__rref_token token;
         TR__TRY(read_raw(r, &token, sizeof token));
         s->owed.value = token.id;
-        s->owed.kept = tr__refs_making(s->owed.rpc, &token);
+        s->owed.kept = tr__refs_making(s->owed.rpc, &token, s->owed.function);
         TR__TRY(tr_status_of(s->owed.kept));
     }
     if (s->flags & TR__CALL_DEREFERENCE) TR__TRY(read_raw(r, &s->id, sizeof s->id));

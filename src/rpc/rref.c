@@ -310,11 +310,12 @@ void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool ma
     unlock(rpc);
 }
 
-tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token)
+tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token, const char *function)
 {
     tr__rref_table *refs = lock(rpc);
     tr__rref_entry *entry = refs ? tr__rref_made(refs, token) : NULL;
-    if (entry) slot_of(rpc, entry);
+    tr_future *slot = entry ? slot_of(rpc, entry) : NULL;
+    if (slot) snprintf(slot->function, sizeof slot->function, "%s", function + (function[0] == '.'));
     tr_rref *ref = new_rref(rpc, entry, "a value that was to be made here is given up already");
     unlock(rpc);
     return ref;
@@ -340,8 +341,15 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value)
     TR__TRY(tr_status_of(holds));
     if (!slot) return tr__fail(TR_NO_MEMORY, "no memory for a reference");
     /* Who asks waits no longer either; and what makes the value may have been lost with a worker. */
-    if (!tr__future_await(slot, tr__now_ns() + (int64_t)rpc->timeout_ms * 1000000))
-        return tr__fail(TR_TIMEOUT, "the value has not been made within %g s", rpc->timeout_ms / 1000.0);
+    int timeout_ms = rpc->timeout_ms;
+    if (!tr__future_await(slot, tr__now_ns() + (int64_t)timeout_ms * 1000000)) {
+        char function[sizeof slot->function];
+        lock(rpc);
+        snprintf(function, sizeof function, "%s", slot->function);
+        unlock(rpc);
+        if (function[0]) return tr__fail(TR_TIMEOUT, "%s has not made the value within %g s", function, timeout_ms / 1000.0);
+        return tr__fail(TR_TIMEOUT, "the request to make the value has not come within %g s", timeout_ms / 1000.0);
+    }
     TR__TRY(tr_future_wait(slot));
     *value = slot->value;
     return TR_OK;

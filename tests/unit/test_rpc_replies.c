@@ -532,6 +532,35 @@ static void values_that_stay_are_made_later(void **state)
     run_both(2, owe_references);
 }
 
+/* The owner says whose value it is that does not come in time. */
+static void ask_in_vain(rank *r)
+{
+    TR_SCOPE;
+    shelf *s = calloc(1, sizeof *s);
+    tr_rpc *rpc = start(r, s, NULL);
+    OK(tr_status_of(rpc));
+    if (r->number == 1) rpc->timeout_ms = 50;
+    OK(tr_barrier(r->group));
+    tr_rref *late = r->number ? NULL : tr_remote(rpc, "w1", "put_aside", 1);
+    if (r->number == 1) await_calls(s, 1);
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        CHECK(tr_future_wait(tr_rref_call(late, "twice")) == TR_TIMEOUT);
+        SAYS("rpc: twice on \"w1\": put_aside has not made the value within 0.05 s");
+    }
+    OK(tr_barrier(r->group));
+    rpc->timeout_ms = JOIN_MS;
+    if (r->number == 1) OK(answer(s, 0));
+    OK(tr_rpc_stop(rpc));
+    free(s);
+}
+
+static void a_value_that_is_late_is_named(void **state)
+{
+    (void)state;
+    run_both(2, ask_in_vain);
+}
+
 /* ---- Functions that never return ------------------------------------------------------------------------------------ */
 
 static atomic_int let_go;
@@ -741,6 +770,7 @@ int main(void)
         cmocka_unit_test(ten_thousand_are_owed_at_once),
         cmocka_unit_test(one_thread_is_enough),
         cmocka_unit_test(values_that_stay_are_made_later),
+        cmocka_unit_test(a_value_that_is_late_is_named),
         cmocka_unit_test(a_function_that_never_returns_holds_no_stop_up),
         cmocka_unit_test(a_call_that_meets_the_stop_fails),
         cmocka_unit_test(what_was_read_before_the_stop_is_dropped),
