@@ -8,6 +8,8 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,11 @@ tr_status tr__rpc_check(const tr_rpc *rpc)
 {
     if (!rpc) return tr__fail(TR_INVALID, "rpc: an agent is needed (tr_rpc_start), not NULL");
     return tr__fail_stored(tr__error_of(rpc));
+}
+
+tr_status tr__rpc_has_stopped(const tr_rpc *rpc)
+{
+    return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
 }
 
 static bool sound(const tr_rpc *rpc)
@@ -240,6 +247,24 @@ bool tr__rpc_end_links(tr_rpc *rpc)
     return pending;
 }
 
+/* ---- Gates ------------------------------------------------------------------------------------------------------- */
+
+bool tr__rpc_enter(tr__rpc_gate *gate)
+{
+    return atomic_fetch_add(gate, 1) >= 0;
+}
+
+void tr__rpc_leave(tr__rpc_gate *gate)
+{
+    atomic_fetch_sub(gate, 1);
+}
+
+/* Lets nobody enter any more, and waits for those within, none of whom waits. */
+static void shut(tr__rpc_gate *gate)
+{
+    for (int none = 0; !atomic_compare_exchange_weak(gate, &none, INT_MIN / 2); none = 0) sched_yield();
+}
+
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
 /* Does a function run that does not end soon, though its calls have failed? */
@@ -274,8 +299,9 @@ static void end_threads(tr_rpc *rpc)
     pthread_mutex_lock(&rpc->reading);
     rpc->deaf = true;
     pthread_mutex_unlock(&rpc->reading);
-    tr__rpc_end_records(rpc);
+    shut(&rpc->recording);
     tr__refs_free(rpc); /* a thread that drops a reference tells its owner, over what the group lends */
+    shut(&rpc->sending);
     if (rpc->group) {
         tr_status left = tr_leave(rpc->group);
         (void)left; /* its monitors are gone in any case */
@@ -286,12 +312,12 @@ static void end_threads(tr_rpc *rpc)
 /* No call is left after it, and no thread of ours, unless a function is `stuck`: then they go with the agent. */
 static void close_agent(tr_rpc *rpc, bool politely, bool stuck)
 {
-    tr__rpc_end_replies(rpc);
+    shut(&rpc->answering);
     int64_t until = tr__now_ns() + FINISH_MS * (int64_t)1000000;
     for (int i = 0; i < rpc->world && politely; i++) /* who was waited for in vain is sent what goes out at once */
         if (rpc->links[i].stream) tr__link_finish(&rpc->links[i], tr__drain_gave_up(rpc, i) ? 0 : until);
     tr__rpc_end_clock(rpc);
-    tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+    tr__rpc_has_stopped(rpc);
     tr__error *why = tr__error_take();
     for (int i = 0; i < rpc->world; i++) tr__rpc_fail_calls(rpc, i, why);
     rpc->outlived = stuck && function_stays(rpc);
@@ -547,7 +573,7 @@ static tr_status set_up(tr_rpc *rpc, const tr_rpc_options *o)
     tr_group *group = tr__group_twin(o->group);
     TR__TRY(tr_status_of(group));
     rpc->group = tr__ref(group);
-    atomic_store(&rpc->recorder, tr__raw_recorder(group));
+    rpc->recorder = tr__raw_recorder(group);
     return connect_or_refuse(rpc, o);
 }
 

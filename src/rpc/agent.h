@@ -177,12 +177,15 @@ typedef struct tr__rpc_page {
     _Atomic uint64_t rings[]; /* [world]: the segment of the ring to each of them */
 } tr__rpc_page;
 
+/* What any thread may use until the agent ends, which counts those that do. */
+typedef atomic_int tr__rpc_gate;
+
 struct tr_rpc {
     tr__object object;
     tr_group *group; /* a twin of the program's (comm/group/raw.h) */
     tr__raw_events raw_events;
-    tr__recorder *_Atomic recorder; /* the twin's: what threads here wait for; NULL: it has none, or the agent has ended */
-    atomic_int recording;   /* threads that use it */
+    tr__recorder *recorder; /* the twin's: what threads here wait for; NULL: it has none */
+    tr__rpc_gate recording, sending, answering; /* to the recorder; to the group's connections and memory; of deferred replies */
     int rank, world, local_rank;
     int threads_most;
     atomic_int timeout_ms; /* tests change it */
@@ -193,7 +196,6 @@ struct tr_rpc {
     bool has_locks;
     atomic_bool stopped;   /* takes no more calls of the program's */
     atomic_bool closing;   /* threads end */
-    atomic_int answering;  /* threads that answer a deferred reply; below 0: none may any more */
 
     pthread_mutex_t functions_lock;
     tr__rpc_entry *functions[TR__RPC_FUNCTION_BUCKETS];
@@ -267,6 +269,11 @@ struct tr_rpc {
 /* ---- agent.c ----------------------------------------------------------------------------------------------------- */
 
 tr_status tr__rpc_check(const tr_rpc *rpc);
+/* Fails as what comes too late. */
+tr_status tr__rpc_has_stopped(const tr_rpc *rpc);
+/* Around the use of something: false: it is not to be used any more. */
+bool tr__rpc_enter(tr__rpc_gate *gate);
+void tr__rpc_leave(tr__rpc_gate *gate);
 /* Around what threads of ours do: whoever destroys the agent joins them, so none may drop the last reference, as that of a
  * future which the program has dropped. False: the agent is being destroyed already, and nothing may be begun. */
 bool tr__rpc_hold(tr_rpc *rpc);
@@ -289,8 +296,6 @@ void tr__rpc_arrived_message(tr_rpc *rpc, tr__rpc_inbound *m);
 /* "rpc head on \"back\"", "distributed step on \"back\"": notes in the flight record that the thread is about to sleep until it is
  * done. */
 uint64_t tr__rpc_record_wait(const tr_future *f);
-/* From here on nobody uses the group's recorder. */
-void tr__rpc_end_records(tr_rpc *rpc);
 /* All calls to a worker end with this failure. */
 void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 /* Those whose time is up; returns when the next one is. */
@@ -342,8 +347,6 @@ tr__rpc_reader tr__rpc_read_from(tr__rpc_inbound *m, tr__rpc_take_in *t);
 
 /* Runs a request and answers it; frees it. */
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m);
-/* From here on deferred replies are dropped. */
-void tr__rpc_end_replies(tr_rpc *rpc);
 /* The function that has run longest here, and for whom; "": none runs. Returns how many have ended so far. */
 uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY]);
 

@@ -3,8 +3,6 @@
 
 #include "base/log.h"
 
-#include <limits.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,18 +129,13 @@ static tr_status settle(tr_rpc_reply *r, tr_status status, tr_value value)
     const owed *o = &r->owed;
     if (atomic_exchange(&r->answered, true))
         return tr__fail(TR_STATE, "rpc: the call of %s by \"%s\" has been answered already", o->function, o->rpc->links[o->to].name);
-    bool open = atomic_fetch_add(&o->rpc->answering, 1) >= 0, hooked = open && tr__rpc_is_hooked(o->rpc, o->function);
+    bool open = tr__rpc_enter(&o->rpc->answering), hooked = open && tr__rpc_is_hooked(o->rpc, o->function);
     if (hooked) enter(o, true);
     tr_status sent = open ? answer(o, status, value) : TR_OK;
     if (hooked) enter(o, false);
-    atomic_fetch_sub(&o->rpc->answering, 1);
+    tr__rpc_leave(&o->rpc->answering);
     /* Nobody waits for an answer that cannot come any more. */
     return atomic_load(&o->rpc->links[o->to].gone) ? TR_OK : sent;
-}
-
-void tr__rpc_end_replies(tr_rpc *rpc)
-{
-    for (int none = 0; !atomic_compare_exchange_weak(&rpc->answering, &none, INT_MIN / 2); none = 0) sched_yield();
 }
 
 static void destroy_reply(void *self)

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "base/thread.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,12 +32,12 @@ static const char *call_text_to_named(const tr_rpc *rpc, const char *function, i
 
 /* ---- The flight record ------------------------------------------------------------------------------------------- */
 
-/* The recorder goes with the group, and threads of the program's may begin or end a wait then: who uses it is counted. */
+/* The recorder goes with the group, and threads of the program's may begin or end a wait then. */
 static uint64_t write_record(tr_rpc *rpc, int worker, bool through_others, const char *what)
 {
-    atomic_fetch_add(&rpc->recording, 1);
-    uint64_t number = tr__recorder_wait(atomic_load(&rpc->recorder), worker, through_others, what);
-    atomic_fetch_sub(&rpc->recording, 1);
+    bool open = tr__rpc_enter(&rpc->recording);
+    uint64_t number = open ? tr__recorder_wait(rpc->recorder, worker, through_others, what) : 0;
+    tr__rpc_leave(&rpc->recording);
     return number;
 }
 
@@ -69,15 +68,8 @@ uint64_t tr__rpc_record_sleep(tr_rpc *rpc, int worker, const char *what)
 void tr__rpc_record_end(tr_rpc *rpc, uint64_t record)
 {
     if (!record) return;
-    atomic_fetch_add(&rpc->recording, 1);
-    tr__recorder_end(atomic_load(&rpc->recorder), record, TR_OK);
-    atomic_fetch_sub(&rpc->recording, 1);
-}
-
-void tr__rpc_end_records(tr_rpc *rpc)
-{
-    atomic_store(&rpc->recorder, NULL);
-    while (atomic_load(&rpc->recording) > 0) sched_yield(); /* they write some words, and do not wait */
+    if (tr__rpc_enter(&rpc->recording)) tr__recorder_end(rpc->recorder, record, TR_OK);
+    tr__rpc_leave(&rpc->recording);
 }
 
 /* ---- Calls under way --------------------------------------------------------------------------------------------- */
@@ -271,7 +263,7 @@ static tr_status admit(tr_rpc *rpc, tr_future *f, uint64_t bytes)
     if (waits) tr__rpc_unblock(rpc, awake);
     if (earlier) tr__rpc_wake_clock(rpc);
     if (gone) return tr__fail_stored(link->why);
-    if (closing) return tr__fail(TR_STATE, "\"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+    if (closing) return tr__rpc_has_stopped(rpc);
     if (full) return tr__fail(TR_TIMEOUT, "the queue stayed full for %g s: %d calls are under way there", patience_ms / 1000.0,
         under_way);
     return TR_OK;

@@ -62,7 +62,10 @@ tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_w
     frame.payload = w->payload;
     if (to == rpc->rank) return send_here(rpc, &frame, w);
     if (atomic_load(&link->gone)) return tr__fail_stored(link->why);
-    return tr__link_send(rpc, link, &frame, w);
+    bool open = tr__rpc_enter(&rpc->sending);
+    tr_status status = open ? tr__link_send(rpc, link, &frame, w) : tr__rpc_has_stopped(rpc);
+    tr__rpc_leave(&rpc->sending);
+    return status;
 }
 
 /* ---- Values on their way ------------------------------------------------------------------------------------------- */

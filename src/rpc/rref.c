@@ -54,7 +54,7 @@ static void fail_value(tr_rpc *rpc, tr_future *f, bool stopped)
 {
     TR__KEEP_ERROR;
     if (stopped)
-        tr__fail(TR_STATE, "the value has not been made: \"%s\" has stopped (tr_rpc_stop)", rpc->links[rpc->rank].name);
+        tr__fail_context(tr__rpc_has_stopped(rpc), "the value has not been made");
     else
         tr__fail(TR_NOT_FOUND, "the value will not be made: the worker that asked for it is gone, or could not ask");
     tr__future_fail(f, tr__error_take());

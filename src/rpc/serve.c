@@ -132,7 +132,9 @@ static void collect_events(tr_rpc *rpc)
     int ready;
     do {
         ready = epoll_wait(rpc->watch, events, EVENTS, 0);
-        for (int i = 0; i < ready; i++) tr__link_ready(&rpc->links[events[i].data.u32], events[i].events);
+        bool open = ready > 0 && tr__rpc_enter(&rpc->sending); /* where there is room again, something is sent */
+        for (int i = 0; i < ready && open; i++) tr__link_ready(&rpc->links[events[i].data.u32], events[i].events);
+        if (ready > 0) tr__rpc_leave(&rpc->sending);
     } while (ready == EVENTS);
 }
 

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "rpc/agent.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -295,6 +296,80 @@ static void messages_about_references_are_waited_for(void **state)
     run_job(2, stop_before_all_is_heard, NULL);
 }
 
+/* ---- A thread that is still at a message when a worker is given up -------------------------------------------------------- */
+
+typedef struct slow_send {
+    tr_rpc *rpc;
+    atomic_bool held, released;
+} slow_send;
+
+/* Nobody gets memory for worker 1 until a while after the agent has begun to end. */
+static void *hold_blocks(void *arg)
+{
+    slow_send *s = arg;
+    pthread_mutex_lock(&s->rpc->links[1].blocks.lock);
+    atomic_store(&s->held, true);
+    while (!atomic_load(&s->rpc->closing)) usleep(1000);
+    usleep(300000);
+    atomic_store(&s->released, true);
+    pthread_mutex_unlock(&s->rpc->links[1].blocks.lock);
+    return NULL;
+}
+
+static void *send_large(void *arg)
+{
+    TR_SCOPE;
+    slow_send *s = arg;
+    tr_value x = tr_value_tensor(tr_ones(TR_SHAPE(1 << 16)));
+    (void)!tr_status_of(tr__rpc_internal(s->rpc, 1, ".large", &x, 1, TR__RPC_NO_TIMEOUT)); /* whose deadline wakes no clock */
+    return NULL;
+}
+
+static bool has_call(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->calls_lock);
+    bool has = rpc->call_count > 0;
+    pthread_mutex_unlock(&rpc->calls_lock);
+    return has;
+}
+
+static tr_status stop_beneath_a_send(rank *r)
+{
+    TR_SCOPE;
+    slow_send s = {.rpc = start(r)};
+    pthread_t holder, sender;
+    TRY(tr_status_of(s.rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number) {
+        raise(SIGSTOP);
+        return TR_OK;
+    }
+    CHECK(pthread_create(&holder, NULL, hold_blocks, &s) == 0);
+    while (!atomic_load(&s.held)) usleep(1000);
+    CHECK(pthread_create(&sender, NULL, send_large, &s) == 0);
+    while (!has_call(s.rpc)) usleep(1000);
+    while (!atomic_load(&s.rpc->sending)) usleep(1000); /* it waits for a block */
+    s.rpc->timeout_ms = 100;
+    tr_status status = tr_rpc_stop(s.rpc);
+    bool waited = atomic_load(&s.released);
+    pthread_join(holder, NULL);
+    pthread_join(sender, NULL);
+    CHECK(status == TR_TIMEOUT);
+    return waited ? TR_OK : tr_fail(TR_INTERNAL, "the group was left while a thread was sending");
+}
+
+static void a_thread_that_sends_is_waited_for(void **state)
+{
+    (void)state;
+    job j;
+    start_job(&j, 2, stop_beneath_a_send, NULL);
+    reap(&j, 0);
+    kill(j.ranks[1].pid, SIGCONT);
+    reap(&j, 1);
+    check_all(&j);
+    finish(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -305,6 +380,7 @@ int main(void)
         cmocka_unit_test(who_does_not_stop_is_waited_for_and_named),
         cmocka_unit_test(who_works_is_waited_for),
         cmocka_unit_test(messages_about_references_are_waited_for),
+        cmocka_unit_test(a_thread_that_sends_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
