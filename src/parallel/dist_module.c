@@ -161,7 +161,7 @@ typedef struct gathering {
     tr_rpc *rpc;
     tr_rref **out;
     int most, count;
-    const void **seen; /* parameters, and remote modules: what stands in several places counts once */
+    const void **seen; /* parameters, and references to modules: what stands in several places counts once */
     size_t n_seen, seen_room;
 } gathering;
 
@@ -183,12 +183,14 @@ static tr_status note_seen(gathering *g, const void *object)
 static tr_status gather_remote(tr__walk *walk, tr_module *module)
 {
     gathering *g = walk->user;
-    if (module->forward != call_forward || seen_before(g, module)) return TR_OK;
+    if (module->forward != call_forward) return TR_OK;
+    tr_rref *there = ((remote *)module->state)->module;
+    if (seen_before(g, there)) return TR_OK;
     int room = g->count < g->most ? g->most - g->count : 0;
-    int n = find_remote(((remote *)module->state)->module, room ? g->out + g->count : NULL, room);
+    int n = find_remote(there, room ? g->out + g->count : NULL, room);
     if (n < 0) return TR_STATE; /* why, is the thread's latest failure */
     g->count += n;
-    return note_seen(g, module);
+    return note_seen(g, there);
 }
 
 static tr_status gather_here(tr__walk *walk, const tr__module_entry *member)

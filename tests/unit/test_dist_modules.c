@@ -9,7 +9,8 @@ static void modules_on_w0(rank *r, dist_worker *w)
     tr_module *nets[DIST_WORKERS];
     make_twins(nets);
     TR_DIST_CONTEXT(w->rpc, context);
-    tr_module *there = tr_remote_module(tr_remote(w->rpc, "w2", "net"));
+    tr_rref *ref = tr_remote(w->rpc, "w2", "net");
+    tr_module *there = tr_remote_module(ref), *again = tr_remote_module(ref);
     OK(tr_status_of(there));
     tr_module *net = tr_sequential(w->net, there), *twin = tr_sequential(nets[0], nets[2]);
     tr_tensor *x = tr_randn(3, TR_SHAPE(DIST_BATCH, DIST_WIDTH), .dtype = TR_F64);
@@ -18,7 +19,7 @@ static void modules_on_w0(rank *r, dist_worker *w)
     check_grads(r, w, nets);
     enum { both = 2 * DIST_PARAMETERS };
     tr_rref *parameters[both + 1] = {NULL};
-    tr_module *twice = tr_sequential(there, w->net, there, w->net);
+    tr_module *twice = tr_sequential(there, w->net, there, w->net, again);
     CHECK(tr_dist_parameters(w->rpc, twice, NULL, 0) == both);
     int beyond = tr_dist_parameters(w->rpc, twice, parameters, both - 1);
     CHECK(beyond == -1 && !parameters[both - 1]);
