@@ -218,10 +218,10 @@ static bool unlist(tr_dist_context *c)
 void tr__dist_context_release(tr_dist_context *c)
 {
     if (!unlist(c)) return;
-    tr__dist_part_fail(c, TR_CANCELLED, "the context was ended");
     const tr__dist_port *port = &c->dist->port;
     tr__dist_message message = {.kind = TR__DIST_RELEASE, .context = c->id};
     tr__dist_part *p = tr__part_of(c);
+    if (p) tr__part_fail(p, tr__fail(TR_CANCELLED, "the context was ended")); /* unless it is over: its error stays as it is now */
     if (p && p->error) { /* this may overtake the message that aborts the backward */
         message.pass = p->pass;
         message.status = p->error->status;
