@@ -303,15 +303,6 @@ static tr__rpc_arrived *read_piece(tr__rpc_reader *r, uint64_t bytes)
     return &r->pieces[number];
 }
 
-/* Bytes of a shape, which must not overflow. */
-static bool bytes_of(tr_shape shape, tr_dtype dtype, uint64_t *bytes)
-{
-    *bytes = tr_dtype_size(dtype);
-    for (int i = 0; i < shape.ndim; i++)
-        if (shape.dim[i] < 0 || __builtin_mul_overflow(*bytes, (uint64_t)shape.dim[i], bytes)) return false;
-    return *bytes <= TR__RPC_PAYLOAD_MAX;
-}
-
 static tr_tensor *tensor_of_piece(tr__rpc_arrived *piece, tr_shape shape, tr_dtype dtype)
 {
     tr_tensor *x = tr_wrap(piece->memory, shape, dtype, piece->release, piece->user);
@@ -349,9 +340,9 @@ static tr_status read_tensor(tr__rpc_reader *r, tr_tensor **out)
     tr_shape shape = {.ndim = (int)read_u8(r)};
     if (r->bad || dtype >= TR_DTYPE_COUNT || shape.ndim > TR_MAX_DIMS) return tr__rpc_damaged("no tensor is like that");
     for (int i = 0; i < shape.ndim; i++) shape.dim[i] = (int64_t)read_u64(r);
-    uint64_t bytes;
-    if (r->bad || !bytes_of(shape, (tr_dtype)dtype, &bytes)) return tr__rpc_damaged("a shape that cannot be");
-    tr_tensor *x = read_tensor_data(r, shape, (tr_dtype)dtype, bytes);
+    int64_t bytes;
+    if (r->bad || !tr__shape_bytes(shape, (tr_dtype)dtype, &bytes)) return tr__rpc_damaged("a shape that cannot be");
+    tr_tensor *x = read_tensor_data(r, shape, (tr_dtype)dtype, (uint64_t)bytes);
     if (!x) return tr__rpc_damaged("the data of a tensor are missing");
     if (!tr__bad(x)) x = bring_home(x, device_kind, r->local_rank);
     *out = x;

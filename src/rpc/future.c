@@ -261,44 +261,17 @@ static const tr_value *value_of(tr_future *f, tr_value_kind kind)
     return NULL;
 }
 
-tr_tensor *tr_future_tensor(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_TENSOR);
-    return v ? v->tensor : tr__tensor_failed();
-}
-
-int64_t tr_future_i64(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_I64);
-    return v ? v->i64 : 0;
-}
-
-double tr_future_f64(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_F64);
-    return v ? v->f64 : (double)NAN;
-}
-
-const char *tr_future_string(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_STRING);
-    return v ? v->string : NULL;
-}
-
-tr_bytes tr_future_bytes(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_BYTES);
-    return v ? v->bytes : (tr_bytes){NULL, 0};
-}
-
-tr_rref *tr_future_rref(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_RREF);
-    return v ? v->rref : tr__object_failed(&tr__rref_type);
-}
-
-tr_tensor_list *tr_future_tensors(tr_future *f)
-{
-    const tr_value *v = value_of(f, TR_VALUE_TENSORS);
-    return v ? v->tensors : tr__object_failed(&tr__list_type);
-}
+/* `otherwise`: when the call has failed, or returned something else. */
+#define RESULT(KIND, member, type, otherwise)                   \
+    type tr_future_##member(tr_future *f)                       \
+    {                                                           \
+        const tr_value *v = value_of(f, TR_VALUE_##KIND);       \
+        return v ? v->member : (otherwise);                     \
+    }
+RESULT(TENSOR, tensor, tr_tensor *, tr__tensor_failed())
+RESULT(I64, i64, int64_t, 0)
+RESULT(F64, f64, double, (double)NAN)
+RESULT(STRING, string, const char *, NULL)
+RESULT(BYTES, bytes, tr_bytes, ((tr_bytes){NULL, 0}))
+RESULT(RREF, rref, tr_rref *, tr__object_failed(&tr__rref_type))
+RESULT(TENSORS, tensors, tr_tensor_list *, tr__object_failed(&tr__list_type))

@@ -267,8 +267,7 @@ static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, 
         if (!memory) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
         o->parts[o->count++] = (struct iovec){memory, p->bytes};
     }
-    tr_status status = p->tensor ? tr_copy_out(p->tensor, memory, p->bytes) : TR_OK;
-    if (!p->tensor) memcpy(memory, p->data, p->bytes);
+    tr_status status = tr__rpc_piece_copy(p, memory);
     if (beside) tr__block_filled(o->held[i]);
     return status;
 }

@@ -23,17 +23,21 @@ bool tr__rpc_piece_alloc(tr__rpc_arrived *piece, uint64_t bytes)
     return memory != NULL;
 }
 
-/* What a writer refers to, row-major. */
+tr_status tr__rpc_piece_copy(const tr__rpc_piece *p, void *to)
+{
+    if (p->tensor) return tr_copy_out(p->tensor, to, p->bytes);
+    memcpy(to, p->data, p->bytes);
+    return TR_OK;
+}
+
+/* What a writer refers to. */
 static tr_status copy_pieces(tr__rpc_inbound *m, const tr__rpc_writer *w)
 {
     for (int i = 0; i < w->piece_count; i++) {
         const tr__rpc_piece *p = &w->pieces[i];
         if (!tr__rpc_piece_alloc(&m->pieces[i], p->bytes))
             return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
-        if (p->tensor)
-            TR__TRY(tr_copy_out(p->tensor, m->pieces[i].memory, p->bytes));
-        else
-            memcpy(m->pieces[i].memory, p->data, p->bytes);
+        TR__TRY(tr__rpc_piece_copy(p, m->pieces[i].memory));
     }
     return TR_OK;
 }
