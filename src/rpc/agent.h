@@ -302,14 +302,13 @@ void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now);
 #define TR__RPC_FETCH ".value of a reference" /* gives the value that it is called on */
 enum tr__rpc_call_flags { TR__CALL_KEEP = 1, TR__CALL_DEREFERENCE = 2 };
-/* A call of any kind. `ref`: of DEREFERENCE the value that comes first; KEEP fills *kept. */
-typedef struct tr__rpc_plan {
+/* In a request: the result stays where it is made; a value there comes before the arguments. */
+typedef struct tr__rpc_plan { /* a call of any kind */
     const char *function;
     const tr_value *values;
     int count, worker, timeout_ms;
-    unsigned flags;
-    tr_rref *ref;
-    tr_rref **kept;
+    tr_rref *ref;   /* to the value that comes first; or NULL */
+    tr_rref **kept; /* tr_remote(): becomes the reference to the result; else NULL */
 } tr__rpc_plan;
 tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
 
@@ -442,6 +441,14 @@ bool tr__block_arrived(const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_a
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 
 tr_status tr__refs_start(tr_rpc *rpc);
+struct tr_rref {
+    tr__object object;
+    tr_rpc *rpc;           /* a reference */
+    tr__rref_entry *entry; /* a handle, until the agent has stopped */
+    tr__rref_number id;
+    int owner;
+};
+
 void tr__refs_free(tr_rpc *rpc);
 tr_status tr__refs_check(const tr_rref *ref);
 tr_status tr__refs_hand_over(tr_rpc *rpc, tr_rref *ref, int to, tr__rref_token *token);
@@ -457,8 +464,6 @@ void tr__refs_report(tr_rpc *rpc); /* values that others still refer to, to the 
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);
 void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made);
 void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made); /* of one that may be known no more */
-tr__rref_entry *tr__refs_entry(const tr_rref *ref);
-tr__rref_number tr__refs_id(const tr_rref *ref);
 /* At the owner: a value is to be made by a function; then, what it is (or the thread's latest failure, of NULL). */
 tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token, const char *function);
 void tr__refs_made(tr_rref *ref, const tr_value *value);

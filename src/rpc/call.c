@@ -14,19 +14,16 @@
 enum { CALL_TEXT = TR__RPC_NAME_MAX + TR__RPC_WORKER_NAME + 16 };
 
 /* What a failure of a call begins with: "rpc: head on \"back\"". A message of a module has the name that the program knows it by,
- * behind a dot: "distributed step on \"back\"". */
-static const char *call_text(const tr_rpc *rpc, const char *function, int worker, char text[CALL_TEXT])
+ * behind a dot: "distributed step on \"back\"", or "distributed step" where the failure itself names the worker. */
+static const char *call_text(const tr_rpc *rpc, const char *function, int worker, bool is_named, char text[CALL_TEXT])
 {
-    bool module = function[0] == '.';
-    snprintf(text, CALL_TEXT, "%s%s on \"%s\"", module ? "" : "rpc: ", function + module, rpc->links[worker].name);
-    return text;
-}
-
-/* The same of a failure that names the worker itself. */
-static const char *call_text_to_named(const tr_rpc *rpc, const char *function, int worker, char text[CALL_TEXT])
-{
-    call_text(rpc, function, worker, text);
-    if (function[0] == '.') snprintf(text, CALL_TEXT, "%s", function + 1);
+    const char *name = rpc->links[worker].name;
+    if (function[0] != '.')
+        snprintf(text, CALL_TEXT, "rpc: %s on \"%s\"", function, name);
+    else if (is_named)
+        snprintf(text, CALL_TEXT, "%s", function + 1);
+    else
+        snprintf(text, CALL_TEXT, "%s on \"%s\"", function + 1, name);
     return text;
 }
 
@@ -150,7 +147,7 @@ void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
 {
     char text[CALL_TEXT];
     for (tr_future *f; (f = take_call_to(rpc, worker));) {
-        tr__fail_context(tr__fail_stored(why), "%s", call_text_to_named(rpc, f->function, worker, text));
+        tr__fail_context(tr__fail_stored(why), "%s", call_text(rpc, f->function, worker, true, text));
         end_badly(f);
     }
     pthread_mutex_lock(&rpc->calls_lock);
@@ -192,7 +189,8 @@ int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now)
         if (!late) rpc->next_deadline = next;
         pthread_mutex_unlock(&rpc->calls_lock);
         if (!late) return next;
-        tr__fail(TR_TIMEOUT, "%s: no answer within %g s", call_text(rpc, late->function, late->worker, text), late->timeout_ms / 1000.0);
+        call_text(rpc, late->function, late->worker, false, text);
+        tr__fail(TR_TIMEOUT, "%s: no answer within %g s", text, late->timeout_ms / 1000.0);
         give_up(rpc, late);
     }
 }
@@ -207,7 +205,7 @@ tr_status tr_future_cancel(tr_future *f)
     pthread_mutex_unlock(&f->rpc->calls_lock);
     if (!taken) return TR_OK; /* it is about to end by itself */
     char text[CALL_TEXT];
-    tr__fail(TR_CANCELLED, "%s: given up by the caller", call_text(f->rpc, f->function, f->worker, text));
+    tr__fail(TR_CANCELLED, "%s: given up by the caller", call_text(f->rpc, f->function, f->worker, false, text));
     give_up(f->rpc, taken);
     return TR_OK;
 }
@@ -272,13 +270,10 @@ static tr_status admit(tr_rpc *rpc, tr_future *f, uint64_t bytes)
 static void write_request(tr__rpc_writer *w, const tr__rpc_plan *p, const tr__rref_token *token, const tr_value *values,
     const tr__rpc_note *note)
 {
-    tr__rpc_write_u32(w, p->flags);
+    tr__rpc_write_u32(w, (p->kept ? TR__CALL_KEEP : 0) | (p->ref ? TR__CALL_DEREFERENCE : 0));
     tr__rpc_write_text(w, p->function);
-    if (p->flags & TR__CALL_KEEP) tr__rpc_write_bytes(w, token, sizeof *token);
-    if (p->flags & TR__CALL_DEREFERENCE) {
-        tr__rref_number id = tr__refs_id(p->ref);
-        tr__rpc_write_bytes(w, &id, sizeof id);
-    }
+    if (p->kept) tr__rpc_write_bytes(w, token, sizeof *token);
+    if (p->ref) tr__rpc_write_bytes(w, &p->ref->id, sizeof p->ref->id);
     tr__rpc_write_note(w, note);
     tr__rpc_write_u32(w, (uint32_t)p->count);
     for (int i = 0; i < p->count; i++) tr__rpc_write_value(w, &values[i]);
@@ -306,7 +301,7 @@ static tr_status request(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, const
         tr_future *taken = status == TR_OK ? NULL : take_call(rpc, f->id);
         if (status != TR_OK && !taken) {
             status = TR_OK; /* it has its failure already */
-            if (p->flags & TR__CALL_KEEP) tr__refs_remote_late(rpc, p->worker, token->id, false);
+            if (p->kept) tr__refs_remote_late(rpc, p->worker, token->id, false);
         }
         tr__unref(taken);
     }
@@ -330,40 +325,30 @@ static tr_status check_plan(const tr_rpc *rpc, const tr__rpc_plan *p)
     return TR_OK;
 }
 
-static void set_up(tr_rpc *rpc, tr_future *f, const tr__rpc_plan *p)
-{
-    f->worker = p->worker;
-    f->timeout_ms = p->timeout_ms ? p->timeout_ms : rpc->timeout_ms;
-    f->deadline = f->timeout_ms == TR__RPC_NO_TIMEOUT ? INT64_MAX : tr__now_ns() + (int64_t)f->timeout_ms * 1000000;
-    snprintf(f->function, sizeof f->function, "%s", p->function);
-    f->held = tr__ref(p->ref);
-}
-
-static tr_status keep_result(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f, tr__rref_token *token)
-{
-    tr_rref *ref = tr__refs_remote(rpc, p->worker, token);
-    *p->kept = ref;
-    TR__TRY(tr_status_of(ref));
-    f->making = tr__refs_entry(ref);
-    f->kept = tr__ref(ref);
-    return TR_OK;
-}
-
 static void begin(tr_rpc *rpc, const tr__rpc_plan *p, tr_future *f)
 {
     TR_SCOPE;
     tr__rref_token token = {0};
+    tr_rref *kept = NULL;
     tr_status status = check_plan(rpc, p);
     if (status == TR_OK) {
-        set_up(rpc, f, p);
-        if (p->flags & TR__CALL_KEEP) status = keep_result(rpc, p, f, &token);
-        if (p->kept) tr_escape(*p->kept);
+        f->worker = p->worker;
+        f->timeout_ms = p->timeout_ms ? p->timeout_ms : rpc->timeout_ms;
+        f->deadline = f->timeout_ms == TR__RPC_NO_TIMEOUT ? INT64_MAX : tr__now_ns() + (int64_t)f->timeout_ms * 1000000;
+        snprintf(f->function, sizeof f->function, "%s", p->function);
+        f->held = tr__ref(p->ref);
+        if (p->kept) *p->kept = kept = tr_escape(tr__refs_remote(rpc, p->worker, &token));
+        status = tr_status_of(kept);
+        if (kept && status == TR_OK) {
+            f->making = kept->entry;
+            f->kept = tr__ref(kept);
+        }
         if (status == TR_OK) status = request(rpc, p, f, &token);
         if (status == TR_OK) return;
         char text[CALL_TEXT];
-        tr__fail_context(status, "%s", call_text_to_named(rpc, p->function ? p->function : "(null)", p->worker, text));
+        tr__fail_context(status, "%s", call_text(rpc, p->function, p->worker, true, text));
     }
-    if (p->kept && *p->kept) tr__object_break(*p->kept);
+    if (kept) tr__object_break(kept);
     tr__ref(f);
     end_badly(f);
 }
@@ -377,27 +362,22 @@ tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan)
 
 /* ---- The public calls -------------------------------------------------------------------------------------------- */
 
-static tr_future *failed_call(void)
-{
-    return tr__object_failed(&tr__future_type);
-}
-
-/* `ref`: of DEREFERENCE; kept: of KEEP, its reference. */
-static tr_future *call_with(const tr_rpc_call *given, unsigned flags, tr_rref *ref, tr_rref **kept)
+/* ref: what the function is called on; kept: where the reference to its result goes; or NULL. */
+static tr_future *call_with(const tr_rpc_call *given, tr_rref *ref, tr_rref **kept)
 {
     tr_rpc_call c = {0};
     if (given) memcpy(&c, given, given->size < sizeof c ? given->size : sizeof c);
-    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .timeout_ms = c.timeout_ms,
-        .flags = flags, .ref = ref, .kept = kept};
+    tr__rpc_plan plan = {.function = c.function, .values = c.arguments, .count = c.count, .timeout_ms = c.timeout_ms, .ref = ref,
+        .kept = kept};
     if (tr__rpc_check(c.rpc) != TR_OK || tr__rpc_find_worker(c.rpc, c.to, c.worker, &plan.worker) != TR_OK)
-        return failed_call();
+        return tr__object_failed(&tr__future_type);
     return tr__rpc_begin(c.rpc, &plan);
 }
 
-static tr_rref *keep_with(const tr_rpc_call *call, unsigned flags, tr_rref *ref)
+static tr_rref *keep_with(const tr_rpc_call *call, tr_rref *ref)
 {
     tr_rref *kept = NULL;
-    tr_future *f = call_with(call, flags | TR__CALL_KEEP, ref, &kept);
+    tr_future *f = call_with(call, ref, &kept);
     if (kept) return kept;
     (void)!tr_future_wait(f); /* never began */
     return tr__object_failed(&tr__rref_type);
@@ -405,19 +385,19 @@ static tr_rref *keep_with(const tr_rpc_call *call, unsigned flags, tr_rref *ref)
 
 tr_future *tr_rpc_async_with(const tr_rpc_call *call)
 {
-    return call_with(call, 0, NULL, NULL);
+    return call_with(call, NULL, NULL);
 }
 
 tr_future *tr_rpc_sync_with(const tr_rpc_call *call)
 {
-    tr_future *f = call_with(call, 0, NULL, NULL);
+    tr_future *f = call_with(call, NULL, NULL);
     if (tr_future_wait(f) != TR_OK) tr_object_break(f); /* no other thread has it yet */
     return f;
 }
 
 tr_rref *tr_remote_with(const tr_rpc_call *call)
 {
-    return keep_with(call, 0, NULL);
+    return keep_with(call, NULL);
 }
 
 /* values[0] is the function's name. */
@@ -442,22 +422,23 @@ tr_rref *tr_rpc_remote_go(tr_rpc *rpc, const char *to, const tr_value *values, i
 
 tr_future *tr_rref_go(tr_rref *ref, const tr_value *values, int count)
 {
-    if (tr__refs_check(ref) != TR_OK) return failed_call();
-    tr_rpc_call call = call_of(tr__rref_rpc(ref), NULL, tr_rref_owner(ref), values, count);
-    return call_with(&call, TR__CALL_DEREFERENCE, ref, NULL);
+    if (tr__refs_check(ref) != TR_OK) return tr__object_failed(&tr__future_type);
+    tr_rpc_call call = call_of(ref->rpc, NULL, ref->owner, values, count);
+    return call_with(&call, ref, NULL);
 }
 
 tr_rref *tr_rref_remote_go(tr_rref *ref, const tr_value *values, int count)
 {
     if (tr__refs_check(ref) != TR_OK) return tr__object_failed(&tr__rref_type);
-    tr_rpc_call call = call_of(tr__rref_rpc(ref), NULL, tr_rref_owner(ref), values, count);
-    return keep_with(&call, TR__CALL_DEREFERENCE, ref);
+    tr_rpc_call call = call_of(ref->rpc, NULL, ref->owner, values, count);
+    return keep_with(&call, ref);
 }
 
 tr_future *tr__rpc_internal(tr_rpc *rpc, int to, const char *name, const tr_value *arguments, int count, int timeout_ms)
 {
     tr__rpc_plan plan = {.function = name, .values = arguments, .count = count, .timeout_ms = timeout_ms};
-    if (tr__rpc_check(rpc) != TR_OK || tr__rpc_find_worker(rpc, NULL, to, &plan.worker) != TR_OK) return failed_call();
+    if (tr__rpc_check(rpc) != TR_OK || tr__rpc_find_worker(rpc, NULL, to, &plan.worker) != TR_OK)
+        return tr__object_failed(&tr__future_type);
     return tr__rpc_begin(rpc, &plan);
 }
 
@@ -505,7 +486,7 @@ static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)
     }
     if (status != TR_OK) {
         char text[CALL_TEXT];
-        tr__fail_context(status, "%s", call_text(rpc, f->function, f->worker, text));
+        tr__fail_context(status, "%s", call_text(rpc, f->function, f->worker, false, text));
         tr__inbound_free(m);
         end_badly(f);
         return;

@@ -81,7 +81,4 @@ void tr__rpc_watch(tr_rpc *rpc, bool (*over)(const void *what), const void *what
 /* Waits for a call until the deadline. Is it done? */
 bool tr__future_await(tr_future *future, int64_t deadline);
 
-/* The agent of a reference. */
-tr_rpc *tr__rref_rpc(const tr_rref *ref);
-
 #endif

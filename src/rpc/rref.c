@@ -8,14 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-struct tr_rref {
-    tr__object object;
-    tr_rpc *rpc;           /* a reference */
-    tr__rref_entry *entry; /* a handle, until the agent has stopped */
-    tr__rref_number id;
-    int owner;
-};
-
 /* ---- Bookkeeping ------------------------------------------------------------------------------------------------- */
 
 static void send_refer(void *user, int to, const tr__refer *message)
@@ -217,21 +209,6 @@ tr_status tr__refs_check(const tr_rref *ref)
     return check_open(ref->rpc);
 }
 
-tr__rref_entry *tr__refs_entry(const tr_rref *ref)
-{
-    return ref->entry;
-}
-
-tr__rref_number tr__refs_id(const tr_rref *ref)
-{
-    return ref->id;
-}
-
-tr_rpc *tr__rref_rpc(const tr_rref *ref)
-{
-    return ref->rpc;
-}
-
 int tr_rref_owner(const tr_rref *ref)
 {
     return ref && !tr__error_of(ref) ? ref->owner : -1;
@@ -392,7 +369,7 @@ tr_future *tr_rref_to_here(tr_rref *ref)
 {
     if (tr__refs_check(ref) != TR_OK) return tr__object_failed(&tr__future_type);
     if (ref->owner == ref->rpc->rank) return here(ref);
-    tr__rpc_plan plan = {.function = TR__RPC_FETCH, .worker = ref->owner, .flags = TR__CALL_DEREFERENCE, .ref = ref};
+    tr__rpc_plan plan = {.function = TR__RPC_FETCH, .worker = ref->owner, .ref = ref};
     return tr__rpc_begin(ref->rpc, &plan);
 }
 
