@@ -229,7 +229,7 @@ static void end_link(tr_rpc *rpc, tr__rpc_link *link)
     if (ending >= TR__RPC_DAMAGED && link->stream) tr__link_refuse(link);
     if (ending != TR__RPC_LEFT) tr__log(TR_LOG_WARN, "rpc: \"%s\" finds: %s", rpc->links[rpc->rank].name, tr_error_message());
     tr__rpc_fail_calls(rpc, link->worker, link->why);
-    if (!tr__drain_ended(rpc)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
+    if (!atomic_load(&rpc->ended)) tr__refs_gone(rpc, link->worker); /* else what it still holds is to be reported */
     if (atomic_load(&rpc->has_hooks) && rpc->hooks.gone) rpc->hooks.gone(rpc->hooks.user, link->worker, link->why->message);
     tr__drain_wake(rpc);
 }

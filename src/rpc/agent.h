@@ -245,19 +245,20 @@ struct tr_rpc {
 
     pthread_mutex_t drain_lock;   /* for the end */
     pthread_cond_t drain_changed;
-    bool stopping, ended;         /* tr_rpc_stop() is called here; all are done */
+    bool stopping;                /* tr_rpc_stop() is called here */
+    atomic_bool ended;            /* all are done; set under the lock */
     uint64_t round;               /* of questions that we ask */
     struct tr__rpc_answer {
         uint64_t round;
         uint64_t begun;           /* calls, and messages about references, so far */
-        int64_t unheard;          /* of the latter: tr__refs_sent() */
+        uint64_t unheard;         /* of the latter: tr__refs_sent() */
         uint64_t runs_ended;
         int state;
         int64_t heard;
         bool given_up;            /* and has not answered since */
         char busy[TR__RPC_BUSY];  /* what it runs; "": nothing */
     } *answers;                   /* [world]; our own, too, while we ask */
-    int64_t moved;                /* when something happened last */
+    _Atomic int64_t moved;        /* when something happened last; no reason to wake: a worker that serves others waits for hours */
     int64_t stuck_since;          /* all have stopped, nobody waits for a call, and yet functions run; 0: it is not so */
     uint64_t stuck_ended;         /* how many had ended then, everywhere */
     uint64_t stop_record;         /* tr_rpc_stop()'s in the flight record */
@@ -301,8 +302,8 @@ void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why);
 /* Those whose time is up; returns when the next one is. */
 int64_t tr__rpc_expire_calls(tr_rpc *rpc, int64_t now);
 #define TR__RPC_FETCH ".value of a reference" /* gives the value that it is called on */
-enum tr__rpc_call_flags { TR__CALL_KEEP = 1, TR__CALL_DEREFERENCE = 2 };
 /* In a request: the result stays where it is made; a value there comes before the arguments. */
+enum tr__rpc_call_flags { TR__CALL_KEEP = 1, TR__CALL_DEREFERENCE = 2 };
 typedef struct tr__rpc_plan { /* a call of any kind */
     const char *function;
     const tr_value *values;
@@ -440,7 +441,6 @@ bool tr__block_arrived(const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_a
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 
-tr_status tr__refs_start(tr_rpc *rpc);
 struct tr_rref {
     tr__object object;
     tr_rpc *rpc;           /* a reference */
@@ -449,6 +449,7 @@ struct tr_rref {
     int owner;
 };
 
+tr_status tr__refs_start(tr_rpc *rpc);
 void tr__refs_free(tr_rpc *rpc);
 tr_status tr__refs_check(const tr_rref *ref);
 tr_status tr__refs_hand_over(tr_rpc *rpc, tr_rref *ref, int to, tr__rref_token *token);
@@ -458,7 +459,7 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
 void tr__refs_gone(tr_rpc *rpc, int worker);
 /* Messages about references so far. *unheard: of those to workers that are there, less what was heard from them; over all workers
  * that is how many are under way. */
-uint64_t tr__refs_sent(tr_rpc *rpc, int64_t *unheard);
+uint64_t tr__refs_sent(tr_rpc *rpc, uint64_t *unheard);
 void tr__refs_report(tr_rpc *rpc); /* values that others still refer to, to the log */
 /* tr_remote(): the reference, and the token for the request; then, how that went. */
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token);
@@ -478,10 +479,8 @@ void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m);
 tr_status tr__drain(tr_rpc *rpc);
 /* A link is gone, whose ->why is set; `left`: its worker has stopped. */
 void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left);
-bool tr__drain_ended(tr_rpc *rpc);
 /* Has this worker given another one up, which has not answered since? */
 bool tr__drain_gave_up(tr_rpc *rpc, int worker);
-void tr__drain_moved(tr_rpc *rpc);
 void tr__drain_wake(tr_rpc *rpc);
 
 #endif

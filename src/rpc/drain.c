@@ -30,15 +30,6 @@ enum { PAUSE_FIRST_US = 200, PAUSE_MOST_US = 10000, LOOK_MS = 100, ASK_MS = 1000
 /* What an answer says, in the frame's status. */
 enum { DONE = 1, STOPPED = 2, CALLS = 4 }; /* it has stopped and is idle; has stopped; has calls under way */
 
-/* Something has happened here. A worker that serves others waits in tr_rpc_stop() for hours, and must not wake for each
- * request that another thread has run. */
-void tr__drain_moved(tr_rpc *rpc)
-{
-    pthread_mutex_lock(&rpc->drain_lock);
-    rpc->moved = tr__now_ns();
-    pthread_mutex_unlock(&rpc->drain_lock);
-}
-
 /* A worker is gone, and nobody need wait for it. */
 void tr__drain_wake(tr_rpc *rpc)
 {
@@ -54,14 +45,6 @@ void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left)
     link->lost = !left && !rpc->ended;
     atomic_store(&link->gone, true);
     pthread_mutex_unlock(&rpc->drain_lock);
-}
-
-bool tr__drain_ended(tr_rpc *rpc)
-{
-    pthread_mutex_lock(&rpc->drain_lock);
-    bool ended = rpc->ended;
-    pthread_mutex_unlock(&rpc->drain_lock);
-    return ended;
 }
 
 bool tr__drain_gave_up(tr_rpc *rpc, int worker)
@@ -108,7 +91,7 @@ static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t number
 static void hear_question(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
     struct tr__rpc_answer a = state_of(rpc);
-    const uint64_t numbers[NUMBERS] = {a.begun, (uint64_t)a.unheard, a.runs_ended};
+    const uint64_t numbers[NUMBERS] = {a.begun, a.unheard, a.runs_ended};
     tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = a.state}, numbers, a.busy);
 }
 
@@ -123,7 +106,7 @@ static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
     struct tr__rpc_answer *a = &rpc->answers[m->from];
     int64_t now = tr__now_ns();
     if (numbers[0] != a->begun || m->frame.status & CALLS) rpc->moved = now;
-    *a = (struct tr__rpc_answer){.round = m->frame.id, .begun = numbers[0], .unheard = (int64_t)numbers[1],
+    *a = (struct tr__rpc_answer){.round = m->frame.id, .begun = numbers[0], .unheard = numbers[1],
         .runs_ended = numbers[2], .state = m->frame.status, .heard = now};
     snprintf(a->busy, sizeof a->busy, "%s", busy ? busy : "");
     pthread_cond_broadcast(&rpc->drain_changed);
@@ -289,7 +272,7 @@ static bool ask_all(tr_rpc *rpc, uint64_t *sum)
 {
     struct tr__rpc_answer own = state_of(rpc);
     bool idle = own.state & DONE, lost = false;
-    int64_t unheard = own.unheard;
+    uint64_t unheard = own.unheard; /* of some workers it is below 0: the sum comes round again */
     *sum = own.begun;
     pthread_mutex_lock(&rpc->drain_lock);
     uint64_t round = ++rpc->round;
@@ -327,30 +310,23 @@ static int lowest(tr_rpc *rpc)
     return worker;
 }
 
-static bool has_given_up(tr_rpc *rpc)
-{
-    pthread_mutex_lock(&rpc->drain_lock);
-    bool gave_up = rpc->end_status != TR_OK;
-    pthread_mutex_unlock(&rpc->drain_lock);
-    return gave_up;
-}
-
 static void lead(tr_rpc *rpc)
 {
     uint64_t before = 0, now = 0;
     bool was_idle = false;
-    for (int64_t pause = PAUSE_FIRST_US;; pause = 2 * pause < PAUSE_MOST_US ? 2 * pause : PAUSE_MOST_US) {
+    int64_t pause = PAUSE_FIRST_US;
+    for (bool over = false; !over; pause = 2 * pause < PAUSE_MOST_US ? 2 * pause : PAUSE_MOST_US) {
         bool idle = ask_all(rpc, &now);
-        if ((idle && was_idle && now == before) || has_given_up(rpc)) break;
+        pthread_mutex_lock(&rpc->drain_lock);
+        over = (idle && was_idle && now == before) || rpc->end_status != TR_OK;
+        if (over)
+            conclude(rpc);
+        else if (!idle)
+            sleep_us(rpc, pause);
+        pthread_mutex_unlock(&rpc->drain_lock);
         was_idle = idle;
         before = now;
-        pthread_mutex_lock(&rpc->drain_lock);
-        if (!idle) sleep_us(rpc, pause);
-        pthread_mutex_unlock(&rpc->drain_lock);
     }
-    pthread_mutex_lock(&rpc->drain_lock);
-    conclude(rpc);
-    pthread_mutex_unlock(&rpc->drain_lock);
     tr__rpc_frame end = {.type = TR__RPC_END, .status = rpc->end_status};
     tell_all(rpc, end, rpc->end_status == TR_OK ? NULL : rpc->end_text);
 }

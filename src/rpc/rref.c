@@ -117,7 +117,7 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
     if (refs) tr__rref_message(refs, m->from, &message);
     unlock(rpc);
     atomic_fetch_add(&rpc->links[m->from].refers_heard, 1); /* with all that it has caused */
-    tr__drain_moved(rpc);
+    atomic_store(&rpc->moved, tr__now_ns());
 }
 
 void tr__refs_gone(tr_rpc *rpc, int worker)
@@ -127,7 +127,7 @@ void tr__refs_gone(tr_rpc *rpc, int worker)
     unlock(rpc);
 }
 
-uint64_t tr__refs_sent(tr_rpc *rpc, int64_t *unheard)
+uint64_t tr__refs_sent(tr_rpc *rpc, uint64_t *unheard)
 {
     uint64_t sent = 0;
     *unheard = 0;
@@ -135,7 +135,7 @@ uint64_t tr__refs_sent(tr_rpc *rpc, int64_t *unheard)
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         sent += link->refers_sent;
-        if (!atomic_load(&link->gone)) *unheard += (int64_t)(link->refers_sent - atomic_load(&link->refers_heard));
+        if (!atomic_load(&link->gone)) *unheard += link->refers_sent - atomic_load(&link->refers_heard);
     }
     unlock(rpc);
     return sent;

@@ -308,7 +308,7 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
     pthread_mutex_lock(&rpc->queue_lock);
     atomic_fetch_sub(&rpc->running, 1);
     pthread_mutex_unlock(&rpc->queue_lock);
-    tr__drain_moved(rpc);
+    atomic_store(&rpc->moved, tr__now_ns());
 }
 
 void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id)
@@ -450,7 +450,7 @@ static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *m)
         next = m->next;
         m->next = NULL;
         tr__rpc_serve(rpc, m);
-        tr__drain_moved(rpc);
+        atomic_store(&rpc->moved, tr__now_ns());
     }
     step_back(rpc, gone);
 }
