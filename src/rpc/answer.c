@@ -16,6 +16,7 @@ typedef struct owed {
     tr_rref *kept;         /* of KEEP: where the result stays, */
     tr__rref_number value; /* and its number */
     tr__rpc_note note;     /* the request's */
+    bool hooked;           /* a module's hooks see the answer, which is given between enter() and leave() */
 } owed;
 
 struct tr_rpc_reply {
@@ -73,10 +74,11 @@ static tr_status send_result(const owed *o, const tr_value *result, const tr__rp
 }
 
 /* With this thread's latest failure. */
-static tr_status send_failure(const owed *o, tr_status why)
+static tr_status send_failure(const owed *o, tr_status why, const tr__rpc_note *note)
 {
     tr__rpc_writer w;
     tr__rpc_writer_begin(&w);
+    tr__rpc_write_note(&w, note);
     tr__rpc_write_text(&w, tr_error_message());
     if (o->kept) tr__rpc_write_bytes(&w, &o->value, sizeof o->value);
     tr_status status = send_reply(o, why, &w);
@@ -88,12 +90,13 @@ static tr_status send_failure(const owed *o, tr_status why)
 static tr_status answer(const owed *o, tr_status status, tr_value result)
 {
     tr_rpc *rpc = o->rpc;
-    bool hooked = o->function && tr__rpc_is_hooked(rpc, o->function) && !o->kept;
-    tr__rpc_note note = hooked ? o->note : (tr__rpc_note){0};
-    if (o->note.bytes && o->note.bytes < TR__RPC_NOTE && !atomic_load(&rpc->has_hooks)) { /* it went unread */
-        note = o->note;
-        note.data[note.bytes++] = 0;
+    tr__rpc_note note = o->note;
+    if (!o->hooked) {
+        bool unread = note.bytes && note.bytes < TR__RPC_NOTE && !atomic_load(&rpc->has_hooks);
+        note.bytes = unread ? note.bytes + 1 : 0;
+        if (unread) note.data[note.bytes - 1] = 0;
     }
+    tr__rpc_note without_value = note;
     if (!current || current->outermost) tr__rpc_stay_awake(rpc);
     if (o->kept && !tr__error_of(o->kept)) { /* what tr_remote() asked for stays here, a failure with the function's name */
         if (status != TR_OK && o->function) tr__fail_context(status, "%s", o->function + (o->function[0] == '.'));
@@ -102,12 +105,16 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
         status = TR_OK;
     }
     tr_status sent = status;
-    if (sent == TR_OK && hooked) sent = tr__rpc_outgoing(rpc, o->to, true, &result, 1, &note);
+    if (sent == TR_OK && o->hooked) sent = tr__rpc_outgoing(rpc, o->to, true, &result, 1, &note);
     if (sent == TR_OK) {
         sent = send_result(o, &result, &note);
-        if (sent != TR_OK && hooked) tr__rpc_unsent(rpc, &note);
+        if (sent != TR_OK && o->hooked) tr__rpc_unsent(rpc, &note);
     }
-    if (sent != TR_OK && send_failure(o, sent) != TR_OK)
+    if (sent != TR_OK && o->hooked) {
+        TR__KEEP_ERROR;
+        (void)!tr__rpc_outgoing(rpc, o->to, true, NULL, 0, &without_value);
+    }
+    if (sent != TR_OK && send_failure(o, sent, &without_value) != TR_OK)
         tr__log(TR_LOG_DEBUG, "rpc: no reply to %s of worker %d: %s", o->function ? o->function : "a call", o->to,
             tr_error_message());
     return status == TR_OK ? sent : TR_OK;
@@ -129,7 +136,7 @@ static tr_status settle(tr_rpc_reply *r, tr_status status, tr_value value)
     const owed *o = &r->owed;
     if (atomic_exchange(&r->answered, true))
         return tr__fail(TR_STATE, "rpc: the call of %s by \"%s\" has been answered already", o->function, o->rpc->links[o->to].name);
-    bool open = tr__rpc_enter(&o->rpc->answering), hooked = open && tr__rpc_is_hooked(o->rpc, o->function);
+    bool open = tr__rpc_enter(&o->rpc->answering), hooked = open && o->hooked;
     if (hooked) enter(o, true);
     tr_status sent = open ? answer(o, status, value) : TR_OK;
     if (hooked) enter(o, false);
@@ -259,7 +266,7 @@ static tr_status find_function(serving *s)
 static tr_status run_function(serving *s)
 {
     tr_rpc *rpc = s->owed.rpc;
-    if (tr__rpc_is_hooked(rpc, s->owed.function) && rpc->hooks.incoming)
+    if (s->owed.hooked && rpc->hooks.incoming)
         TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->owed.note));
     if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
     TR__TRY(check_arguments(s));
@@ -305,8 +312,8 @@ static void serve(serving *s)
     TR_SCOPE;
     s->result = tr_value_none();
     tr_status status = read_request(s);
-    bool entered = status == TR_OK && tr__rpc_is_hooked(s->owed.rpc, s->owed.function);
-    if (entered) enter(&s->owed, true);
+    s->owed.hooked = status == TR_OK && tr__rpc_is_hooked(s->owed.rpc, s->owed.function);
+    if (s->owed.hooked) enter(&s->owed, true);
     if (status == TR_OK) {
         tr__rpc_run run = {.function = s->owed.function, .from = s->m->from};
         set_running(s->owed.rpc, &run, true);
@@ -317,7 +324,7 @@ static void serve(serving *s)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
     else if (!s->deferred) /* also what is cancelled: at its caller it takes room until then */
         (void)!answer(&s->owed, status, s->result);
-    if (entered) enter(&s->owed, false);
+    if (s->owed.hooked) enter(&s->owed, false);
     tr__unref(s->deferred);
     if (s->values != s->few) free(s->values);
 }

@@ -455,20 +455,19 @@ static tr_status read_reply(tr_rpc *rpc, tr__rpc_inbound *m, const tr_future *f,
     *kept = (tr__rref_number){.maker = -1};
     tr__rpc_take_in t = {rpc, m->from};
     tr__rpc_reader r = tr__rpc_read_from(m, &t);
-    if (m->frame.status != TR_OK) {
-        const char *text = tr__rpc_read_text(&r);
-        read_kept(&r, kept);
-        bool sound = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL;
-        return tr__fail(sound ? m->frame.status : TR_FORMAT, "%s", text ? text : "a damaged message");
-    }
     tr__rpc_note note;
     tr__rpc_read_note(&r, &note);
-    TR__TRY(tr__rpc_read_value(&r, value));
+    bool ok = m->frame.status == TR_OK, sound = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL;
+    const char *text = ok ? NULL : tr__rpc_read_text(&r);
+    if (ok) TR__TRY(tr__rpc_read_value(&r, value));
     read_kept(&r, kept);
     /* A reply that nobody waits for any more has its note, too: what came with it will not be used, and its sender waits to
      * hear so. */
-    bool hooked = f ? tr__rpc_is_hooked(rpc, f->function) && !f->making : atomic_load(&rpc->has_hooks) && note.bytes;
-    return hooked && rpc->hooks.incoming ? rpc->hooks.incoming(rpc->hooks.user, m->from, true, value, 1, &note) : TR_OK;
+    bool hooked = f ? tr__rpc_is_hooked(rpc, f->function) : atomic_load(&rpc->has_hooks) && note.bytes;
+    tr_status seen = TR_OK;
+    if (hooked && rpc->hooks.incoming) seen = rpc->hooks.incoming(rpc->hooks.user, m->from, true, value, ok, &note);
+    if (ok) return seen;
+    return tr__fail(sound ? m->frame.status : TR_FORMAT, "%s", text ? text : "a damaged message");
 }
 
 static void finish_call(tr_rpc *rpc, tr__rpc_inbound *m)

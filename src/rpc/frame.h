@@ -3,7 +3,7 @@
  * travel beside the body. All numbers are little-endian, as all hosts of a group are.
  *
  *   request   function name, note, count, values          piece   u64: the block that it lies in (0: it follows); u64: its bytes
- *   reply     note, value; of a failure: the message; then of what was to stay there its number
+ *   reply     note, value; of a failure: note, message; then of what was to stay there its number
  *   value     kind, then: tensor  0: none; 1: dtype, device kind, ndim, dims, data     data     0: bytes; 1: piece number
  *                         i64, f64  8 bytes           string, bytes  0: none; 1: length, data
  *                         rref      the reference and the fork that is handed over (rref_state.h)
@@ -20,7 +20,7 @@
 
 enum {
     TR__RPC_MAGIC = 0x31505254, /* "TRP1" */
-    TR__RPC_VERSION = 4,
+    TR__RPC_VERSION = 5,
     TR__RPC_INLINE = 2048,           /* data of a tensor that stays in the body */
     TR__RPC_BODY_MAX = 64 << 20,
     TR__RPC_PIECES_MAX = 4096,

@@ -168,6 +168,7 @@ static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
         frame->id = 1 + number / 7 % 4;
         frame->status = number & 8 ? TR_SHAPE : TR_OK;
         if (frame->status) {
+            tr__rpc_write_note(w, &(tr__rpc_note){0});
             tr__rpc_write_text(w, "no wind");
             return;
         }

@@ -1,6 +1,9 @@
 /* Distributed autograd and optimizers over RPC, between threads as workers. ctest: timeout=240 */
 #include "dist_ranks.h"
 
+#include "parallel/dist.h"
+#include "rpc/agent.h"
+
 #include <trireme/train.h>
 
 #include <math.h>
@@ -516,6 +519,70 @@ static void a_reply_that_cannot_be_sent_is_not_waited_for(void **state)
     run(DIST_WORKERS, run_unsent_replies, NULL);
 }
 
+/* ---- A context that ends before a call in it begins -------------------------------------------------------------------- */
+
+static tr_status refuse(tr_rref *ref)
+{
+    (void)ref;
+    return tr_fail(TR_SHAPE, "it does not fit");
+}
+TR_RPC(refuse, RREF, RETURNS(NONE));
+
+static int calls_under_way(tr_rpc *rpc)
+{
+    pthread_mutex_lock(&rpc->calls_lock);
+    int count = rpc->call_count;
+    pthread_mutex_unlock(&rpc->calls_lock);
+    return count;
+}
+
+static bool has_contexts(const dist_worker *w)
+{
+    tr__dist *d = tr__rpc_user(w->rpc);
+    pthread_mutex_lock(&d->lock);
+    bool has = d->contexts;
+    pthread_mutex_unlock(&d->lock);
+    return has;
+}
+
+/* w1's threads stop at the references in two calls, while another one is told that their context has ended. The first call fails,
+ * the result of the second one stays. */
+static void run_overtaken(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &refuse_rpc));
+    if (r->number == 1) pthread_mutex_lock(&w.rpc->refs_lock);
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        tr_rref *ref = tr_rref_new(w.rpc, tr_value_i64(1)), *stays;
+        tr_future *f;
+        {
+            TR_DIST_CONTEXT(w.rpc, context);
+            f = tr_rpc_async(w.rpc, "w1", "refuse", ref);
+            stays = tr_remote(w.rpc, "w1", "refuse", ref);
+        }
+        while (calls_under_way(w.rpc) > 2) usleep(1000);
+        OK(tr_barrier(r->group));
+        CHECK(tr_future_wait(f) == TR_SHAPE);
+        CHECK(tr_future_wait(tr_rref_to_here(stays)) == TR_SHAPE);
+    } else {
+        OK(tr_barrier(r->group));
+        if (r->number == 1) pthread_mutex_unlock(&w.rpc->refs_lock);
+    }
+    OK(tr_barrier(r->group));
+    for (int ms = 0; has_contexts(&w) && ms < JOIN_MS / 4; ms++) usleep(1000);
+    CHECK(!has_contexts(&w));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void a_context_that_ended_before_its_calls_is_no_more(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_overtaken, NULL);
+}
+
 /* ---- Tensors that travelled outside the context --------------------------------------------------------------------------- */
 
 typedef struct heard {
@@ -608,6 +675,7 @@ int main(void)
         cmocka_unit_test(a_worker_without_tr_dist_start_is_named),
         cmocka_unit_test(a_reply_that_comes_too_late_is_not_waited_for),
         cmocka_unit_test(a_reply_that_cannot_be_sent_is_not_waited_for),
+        cmocka_unit_test(a_context_that_ended_before_its_calls_is_no_more),
         cmocka_unit_test(what_travelled_before_the_context_is_told_once),
         cmocka_unit_test(what_no_backward_meets_is_not_told),
     };
