@@ -13,6 +13,7 @@ enum { DIRECTIONS = 3 };
 static tr_tensor *weighted_sum(tr_grad_function f, tr_tensor *const *inputs, int n, void *user)
 {
     tr_tensor *y = f(inputs, n, user);
+    if (!y) return tr__tensor_fail(TR_INVALID, "grad_check: the function returned NULL");
     if (tr__bad(y)) return y;
     tr_tensor *w = tr_randn(77, y->shape, .dtype = y->dtype, .device = tr__device_of(y));
     return tr_sum(tr_mul(y, w));
@@ -36,7 +37,8 @@ static tr_status shifted(tr_grad_function f, tr_tensor *const *inputs, int n, vo
 static tr_status check_direction(tr_grad_function f, tr_tensor *const *inputs, int n, void *user, double tolerance, int i, int k)
 {
     TR_SCOPE;
-    tr_tensor *u = tr_randn(tr__mix(1234, (uint64_t)(i * DIRECTIONS + k)), inputs[i]->shape, .dtype = TR_F64);
+    tr_tensor *u = tr_randn(tr__mix(1234, (uint64_t)(i * DIRECTIONS + k)), inputs[i]->shape, .dtype = TR_F64,
+        .device = tr__device_of(inputs[i]));
     const double h = 1e-5;
     double up, down, analytic = 0;
     TR__TRY(shifted(f, inputs, n, user, i, u, h, &up));

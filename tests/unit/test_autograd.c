@@ -615,6 +615,21 @@ static void grad_check_finds_what_is_wrong(void **state)
     assert_int_equal(tr_grad_check(wrong_gradient, inputs, 2, NULL, 1e-6), TR_DTYPE);
 }
 
+static tr_tensor *nothing(tr_tensor *const *inputs, int n, void *user)
+{
+    (void)inputs, (void)n, (void)user;
+    return NULL;
+}
+
+static void grad_check_takes_no_null_for_a_result(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = leaf(2);
+    assert_int_equal(tr_grad_check(nothing, &x, 1, NULL, 1e-6), TR_INVALID);
+    assert_non_null(strstr(tr_error_message(), "grad_check: the function returned NULL"));
+}
+
 /* ---- Gradients over what was saved ------------------------------------------------------------------------------------------ */
 
 enum { ROWS = 16, CLASSES = 1111, FEATURES = 8 };
@@ -686,6 +701,7 @@ int main(void)
         cmocka_unit_test(a_graph_knows_whether_a_gradient_that_it_reads_was_written_to),
         cmocka_unit_test(targets_and_plain_gradients_mix),
         cmocka_unit_test(grad_check_finds_what_is_wrong),
+        cmocka_unit_test(grad_check_takes_no_null_for_a_result),
         cmocka_unit_test(logits_that_nobody_has_become_their_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

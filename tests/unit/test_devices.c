@@ -395,6 +395,22 @@ static void a_device_without_graphs_runs_captured_steps_op_by_op(void **state)
     assert_int_equal(counts.captured + counts.launched, 0);
 }
 
+static tr_tensor *product(tr_tensor *const *inputs, int n, void *user)
+{
+    (void)n, (void)user;
+    return tr_mul(inputs[0], inputs[1]);
+}
+
+static void gradients_are_checked_where_the_inputs_are(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *inputs[2];
+    for (int i = 0; i < 2; i++)
+        inputs[i] = tr_require_grad(tr_to(tr_randn((uint64_t)i + 1, TR_SHAPE(3, 4), .dtype = TR_F64), toy(1)));
+    OK(tr_grad_check(product, inputs, 2, NULL, 1e-6));
+}
+
 int main(void)
 {
     const struct CMUnitTest before[] = {cmocka_unit_test(a_plugin_that_cannot_be_used_says_why)};
@@ -414,6 +430,7 @@ int main(void)
         cmocka_unit_test(a_program_registers_kernels_for_its_own_op),
         cmocka_unit_test(an_optimizer_without_a_kernel_says_so),
         cmocka_unit_test(a_device_without_graphs_runs_captured_steps_op_by_op),
+        cmocka_unit_test(gradients_are_checked_where_the_inputs_are),
     };
     int failed = cmocka_run_group_tests(before, NULL, NULL);
     setenv("TRIREME_PLUGINS", TOY, 1);
