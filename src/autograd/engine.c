@@ -549,8 +549,9 @@ tr_status tr__backward_to_leaves(const tr_backward_options *options, bool as_now
     TR__TRY(tr__backward_check_root(options));
     TR_SCOPE;
     TR_NO_GRAD;
-    tr_tensor *root = options->root, *gradient = options->gradient;
-    if (!gradient) gradient = tr_ones(root->shape, .dtype = root->dtype, .device = tr__device_of(root));
+    /* A view: the program may give a leaf's own gradient, which, where it arrives at the leaf, is taken for added already. */
+    tr_tensor *root = options->root, *gradient = options->gradient
+        ? tr_detach(options->gradient) : tr_ones(root->shape, .dtype = root->dtype, .device = tr__device_of(root));
     TR__TRY(tr_status_of(gradient));
     tr__backward backward = {.retain = options->retain_graph, .as_now = as_now};
     tr_status status = walk(&backward, root, gradient);

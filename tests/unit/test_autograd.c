@@ -630,6 +630,29 @@ static void grad_check_takes_no_null_for_a_result(void **state)
     assert_non_null(strstr(tr_error_message(), "grad_check: the function returned NULL"));
 }
 
+/* The gradient that a leaf has, given to a backward to it, is added to it like any other. */
+static void a_gradient_may_be_given_to_its_own_leaf(void **state)
+{
+    (void)state;
+    for (int arena = 0; arena < 2; arena++)
+        for (int direct = 0; direct < 2; direct++) {
+            TR_SCOPE;
+            tr_tensor *x = tr_full(5, TR_SHAPE(2), .dtype = TR_F64, .requires_grad = true);
+            tr_tensor_list *list = tr_list_new();
+            assert_int_equal(tr_list_add(list, "x", x), TR_OK);
+            if (arena) assert_int_equal(tr_status_of(tr_sgd(list)), TR_OK);
+            assert_int_equal(tr_backward(tr_sum(tr_affine(x, 3, 0))), TR_OK);
+            tr_tensor *y = direct ? x : tr_add(x, tr_zeros(TR_SHAPE(2), .dtype = TR_F64)), *grad = tr_grad(x);
+            assert_int_equal(tr_backward(y, .gradient = grad, .retain_graph = true), TR_OK);
+            assert_true(grad_at(x, 0) == 6 && grad_at(x, 1) == 6);
+            tr_keep(grad);
+            tr_clear_grad(x);
+            assert_int_equal(tr_backward(y, .gradient = grad), TR_OK);
+            assert_true(grad_at(x, 0) == 6 && grad_at(x, 1) == 6);
+            tr_release(grad);
+        }
+}
+
 /* ---- Gradients over what was saved ------------------------------------------------------------------------------------------ */
 
 enum { ROWS = 16, CLASSES = 1111, FEATURES = 8 };
@@ -702,6 +725,7 @@ int main(void)
         cmocka_unit_test(targets_and_plain_gradients_mix),
         cmocka_unit_test(grad_check_finds_what_is_wrong),
         cmocka_unit_test(grad_check_takes_no_null_for_a_result),
+        cmocka_unit_test(a_gradient_may_be_given_to_its_own_leaf),
         cmocka_unit_test(logits_that_nobody_has_become_their_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
