@@ -258,11 +258,19 @@ tr_status tr_seed_with(const tr_seed_options *options)
 }
 
 static _Thread_local const tr__lent_mode *lent;
+static _Thread_local uint64_t samples_before;
 
 const tr__lent_mode *tr__mode_lend(const tr__lent_mode *now)
 {
     const tr__lent_mode *before = lent;
     lent = now;
+    return before;
+}
+
+uint64_t tr__samples_before(uint64_t samples)
+{
+    uint64_t before = samples_before;
+    samples_before = samples;
     return before;
 }
 
@@ -296,5 +304,6 @@ tr__mode tr__mode_of(const tr_module *module)
     if (lent && lent->mode.seeded)
         (void)!tr__module_walk(lent->root, &(tr__walk){.module = draw_as_lent, .user = &(place){module, &mode}});
     mode.evaluating = tr__evaluates(module);
+    mode.first_sample += samples_before;
     return mode;
 }

@@ -377,7 +377,9 @@ static tr_status forward_of(const replica_job *job, replica *p)
         p->inputs[i] = tr_keep(x->requires_grad ? tr_require_grad(share) : share);
         TR__TRY(tr_status_of(share));
     }
+    uint64_t before = tr__samples_before(0); /* the replica's own count has them */
     p->output = tr_keep(tr_forward_n(p->module, p->inputs, r->n_inputs));
+    tr__samples_before(before);
     return tr_status_of(p->output);
 }
 

@@ -102,12 +102,6 @@ static tr_status take_input(const job *j, stage *s, int micro, tr_tensor **out)
     return tr_status_of(tr_dtype_is_float((*out)->dtype) ? tr_require_grad(*out) : *out);
 }
 
-static tr_status shift_samples(tr__walk *walk, tr_module *module)
-{
-    module->mode.first_sample += *(const uint64_t *)walk->user;
-    return TR_OK;
-}
-
 /* The micro-batch's part of the batch's mean loss. */
 static tr_status take_loss(job *j, const stage *s, tr_tensor *y, int micro, tr_tensor **out)
 {
@@ -127,14 +121,13 @@ static tr_status take_loss(job *j, const stage *s, tr_tensor *y, int micro, tr_t
 static tr_status do_forward(job *j, stage *s, int micro)
 {
     tr_pipeline *p = j->pipe;
-    tr_tensor *x = NULL, *y;
+    tr_tensor *x = NULL;
     TR__TRY(take_input(j, s, micro, &x));
     s->in[micro] = tr_keep(x);
     /* Dropouts draw what they would draw for these rows in the whole batch. */
-    uint64_t rows = x->shape.ndim ? (uint64_t)x->shape.dim[0] * (uint64_t)micro : 0, back = -rows;
-    TR__TRY(tr__module_walk(s->module, &(tr__walk){.module = shift_samples, .user = &rows}));
-    y = tr_forward(s->module, x);
-    TR__TRY(tr__module_walk(s->module, &(tr__walk){.module = shift_samples, .user = &back}));
+    uint64_t before = tr__samples_before(x->shape.ndim ? (uint64_t)x->shape.dim[0] * (uint64_t)micro : 0);
+    tr_tensor *y = tr_forward(s->module, x);
+    tr__samples_before(before);
     TR__TRY(tr_status_of(y));
     if (is_last(p, s))
         TR__TRY(take_loss(j, s, y, micro, &y));

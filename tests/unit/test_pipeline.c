@@ -170,6 +170,27 @@ static void threads_are_like_one_device(void **state)
             }
 }
 
+/* A dropout in several places, and in two stages, draws the same numbers in all of them, as on one device; so does one in the
+ * replicas of a stage. */
+static void dropouts_may_stand_in_several_places(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_randn(3, TR_SHAPE(ROWS, 8)), *y = tr_argmax(tr_slice(x, 1, 0, 5), 1);
+    for (int replicas = 1; replicas <= 2; replicas++) {
+        tr_module *drop = tr_dropout_layer(0.5);
+        tr_module *stages[] = {tr_sequential(tr_linear(8, 8, .seed = 1), drop, tr_linear(8, 8, .seed = 2), drop),
+            tr_sequential(drop, tr_linear(8, 5, .seed = 3), tr_dropout_layer(0.3))};
+        tr_module *whole = tr_sequential_n(stages, 2);
+        assert_int_equal(tr_seed(whole, 5), TR_OK);
+        double expected = tr_item(tr_cross_entropy(tr_forward(whole, x), y)), got;
+        for (int i = 0; i < 2 && replicas > 1; i++) stages[i] = tr_data_parallel(stages[i], .count = replicas);
+        tr_pipeline *pipe = tr_pipeline_new(stages, 2, .loss = mean_loss, .micro_batches = 4);
+        assert_int_equal(tr_pipeline_step(pipe, x, y, &got), TR_OK);
+        assert_true(fabs(got - expected) < 1e-5);
+    }
+}
+
 static void gradients_add_up_and_nothing_stays_behind(void **state)
 {
     (void)state;
@@ -404,6 +425,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_take_the_least_time_and_hold_what_they_may),
         cmocka_unit_test(threads_are_like_one_device),
+        cmocka_unit_test(dropouts_may_stand_in_several_places),
         cmocka_unit_test(gradients_add_up_and_nothing_stays_behind),
         cmocka_unit_test(a_loss_may_do_without_targets),
         cmocka_unit_test(a_stage_that_fails_ends_the_others),
