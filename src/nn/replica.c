@@ -19,6 +19,7 @@ typedef struct copying {
     tr_device device;
     uint64_t first_sample;
     bool given; /* the caller has set the leaves: a parameter without one came too late */
+    int learning; /* of the parameters that were not given, those that are not frozen */
     pair *pairs;
     size_t count, room;
 } copying;
@@ -48,6 +49,7 @@ static tr_status copy_tensor(copying *c, const tr_module *module, const tr__modu
         if (c->given)
             return tr__fail(TR_STATE, "%s: \"%s\" was added after its replicas were set up: finish it before", module->name,
                 member->name);
+        c->learning += from->requires_grad;
         *out = tr__tensor_on(from, c->device);
         if (from->requires_grad) *out = tr_require_grad(*out);
     } else if (tr_device_equal(tr__device_of(from), c->device)) {
@@ -121,16 +123,13 @@ static tr_status copy_tree(copying *c, tr_module *module, const tr_tensor_list *
     for (int i = 0; c->given && i < tr_list_count(parameters); i++) TR__TRY(note(c, tr_list_at(parameters, i), leaves[i]));
     TR__TRY(copy_module(c, module, out));
     qsort(c->pairs, c->count, sizeof *c->pairs, by_address);
-    int parameters_here = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        if (((const tr__object *)c->pairs[i].from)->type == &tr__module_type)
-            redirect_state(c, c->pairs[i].to);
-        else
-            parameters_here += ((const tr_tensor *)c->pairs[i].from)->requires_grad;
-    }
-    if (parameters_here > tr_list_count(parameters))
-        return tr__fail(TR_STATE, "%s: it has %d parameters, and had %d when its replicas were set up: finish it before",
-            module->name, parameters_here, tr_list_count(parameters));
+    for (size_t i = 0; i < c->count; i++)
+        if (tr__object_is(c->pairs[i].from, &tr__module_type)) redirect_state(c, c->pairs[i].to);
+    int had = 0;
+    for (int i = 0; i < tr_list_count(parameters); i++) had += tr_list_at(parameters, i)->requires_grad;
+    if (c->learning > had)
+        return tr__fail(TR_STATE, "%s: it has %d parameters that learn, and had %d when its replicas were set up: finish it before",
+            module->name, c->learning, had);
     for (int i = 0; !c->given && i < tr_list_count(parameters); i++)
         leaves[i] = tr_keep((tr_tensor *)counterpart(c, tr_list_at(parameters, i)));
     return TR_OK;

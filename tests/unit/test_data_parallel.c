@@ -383,9 +383,12 @@ static void the_module_must_be_finished(void **state)
 {
     (void)state;
     TR_SCOPE;
-    tr_module *net = tr_sequential(tr_linear(1, 1)), *model = tr_data_parallel(net);
-    tr_module_add(net, "late", tr_linear(1, 1));
-    FAILS(TR_STATE, tr_status_of(tr_forward(model, tr_ones(TR_SHAPE(8, 1)))), "finish it before");
+    for (int frozen = 0; frozen < 2; frozen++) {
+        tr_module *net = tr_sequential(tr_linear(1, 1)), *model = tr_data_parallel(net);
+        assert_int_equal(tr_freeze(net, frozen), TR_OK);
+        tr_module_add(net, "late", tr_linear(1, 1));
+        FAILS(TR_STATE, tr_status_of(tr_forward(model, tr_ones(TR_SHAPE(8, 1)))), "finish it before");
+    }
 }
 
 static void wrong_arguments_are_errors(void **state)
