@@ -39,6 +39,7 @@
 #include "optim/optimizer.h"
 #include "parallel/ddp.h"
 #include "parallel/ddp_buckets.h"
+#include "parallel/ddp_compress.h"
 #include "parallel/replicas.h"
 #include "parallel/same_model.h"
 
@@ -468,7 +469,7 @@ static tr_status backward_begins(tr__ddp *d, tr__backward *backward)
             .finish = compare_ends, .cancel = stop_waiting, .user = d, .held = d->self, .last = true}));
     d->hurries = false;
     d->squares = 0;
-    d->variant = d->compress.variant = frozen_variant(d);
+    d->variant = frozen_variant(d);
     for (int i = 0; i < d->n_params; i++) d->params[i].final = false;
     d->n_final = 0;
     for (int i = 0; i < d->n_buckets; i++) {
@@ -550,7 +551,8 @@ static void release(void *state)
         forget_given(&d->buckets[i]);
     }
     tr__bucket_pool_free(&d->pool);
-    tr__ddp_compress_free(&d->compress);
+    tr__bucket_pool_free(&d->compress.pool);
+    free(d->compress.sent);
     free(d->params);
     free(d->order);
     free(d->buckets);
@@ -656,7 +658,7 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));
     d->number = tr__group_next_module(o->group);
-    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(&d->compress, compress, d->number);
+    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(d, compress);
     return TR_OK;
 }
 

@@ -7,7 +7,6 @@
 #include "comm/control.h"
 #include "parallel/bucket_pool.h"
 #include "parallel/buffers.h"
-#include "parallel/ddp_compress.h"
 
 #include <trireme/parallel.h>
 
@@ -44,7 +43,11 @@ typedef struct tr__ddp {
     int64_t exchanged, agreed; /* how many there were, and after which of them replicas were last found alike; 0: none */
     int number;         /* the module's number in the group: its buckets are not to meet another's of their size */
     tr_ddp_hook hook;   /* what exchanges a bucket; .start is NULL: an all_reduce of what lies there */
-    tr__ddp_compress compress; /* the hook's state where gradients travel in 16 bits */
+    struct {            /* where gradients travel in 16 bits (ddp_compress.c) */
+        tr_dtype dtype;
+        tr__bucket_pool pool;
+        tr_tensor **sent; /* by bucket: the pool's block that is under way; NULL: there was no bucket yet */
+    } compress;
     int variant;        /* which parameters are frozen in this backward; 0: none is */
     bool paused;        /* by tr_ddp_sync() */
     tr__ddp_param *params;      /* in the order of the module's list */
