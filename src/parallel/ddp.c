@@ -588,6 +588,23 @@ static bool modules_may_differ(const tr_ddp_options *o)
     return o->size >= offsetof(tr_ddp_options, modules_may_differ) + sizeof o->modules_may_differ && o->modules_may_differ;
 }
 
+/* The fields that came after the first version: a program that was built before them has none (docs/abi.md). */
+static bool has_hooks(const tr_ddp_options *o)
+{
+    return o->size >= offsetof(tr_ddp_options, hook) + sizeof o->hook;
+}
+
+static const char *dtype_name(tr_dtype dtype)
+{
+    return tr_dtype_size(dtype) ? tr_dtype_name(dtype) : "no dtype";
+}
+
+static bool steps_in_backward(const tr_tensor_list *state)
+{
+    TR__KEEP_ERROR;
+    return tr__gradients_stay("ddp", state, "") != TR_OK;
+}
+
 /* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. The same tensors in
  * other modules (an activation, a dropout, heads) would learn what none of the ranks computes. */
 static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress,
@@ -599,8 +616,9 @@ static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, d->check_every);
     tr__facts_say(&facts, "local_buffers", "%s", o->local_buffers ? "on" : "off");
-    tr__facts_say(&facts, "compress", "%s", compress == TR_F32 ? "off" : tr_dtype_name(compress));
-    tr__facts_say(&facts, "hook", "%s", d->hook.start ? "on" : "off");
+    tr__facts_say(&facts, "compress", "%s", compress == TR_F32 ? "off" : dtype_name(compress));
+    tr__facts_say(&facts, "hook", "%s", has_hooks(o) && o->hook ? "on" : "off");
+    tr__facts_say(&facts, "steps in backward", "%s", steps_in_backward(state) ? "on" : "off");
     tr__tensors_say(state, &facts);
     if (!modules_may_differ(o)) {
         const char *detail = o->module->detail;
@@ -612,19 +630,18 @@ static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double
     return status;
 }
 
-/* The fields that came after the first version: a program that was built before them has none (docs/abi.md). */
-static tr_status choose_hook(tr__ddp *d, const tr_ddp_options *o, tr_dtype *compress)
+static tr_status check_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
 {
-    bool has = o->size >= offsetof(tr_ddp_options, hook) + sizeof o->hook;
-    *compress = has ? o->compress : TR_F32;
-    if (*compress != TR_F32 && *compress != TR_BF16 && *compress != TR_F16)
+    if (!(bucket_mb > 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", bucket_mb);
+    if (d->check_every < 0)
+        return tr__fail(TR_INVALID, "ddp: .check_every is a number of backwards, 0 for none, not %" PRId64,
+            d->check_every);
+    if (compress != TR_F32 && compress != TR_BF16 && compress != TR_F16)
         return tr__fail(TR_INVALID, "ddp: gradients travel as TR_BF16 or TR_F16, or as they are (TR_F32); .compress is %s",
-            tr_dtype_size(*compress) ? tr_dtype_name(*compress) : "no dtype");
-    if (!has || !o->hook) return TR_OK;
-    if (*compress != TR_F32) return tr__fail(TR_INVALID, "ddp: .compress is a hook of its own: give it or .hook, not both");
-    if (!o->hook->start) return tr__fail(TR_INVALID, "ddp: .hook has no .start");
-    d->hook = *o->hook;
-    return TR_OK;
+            dtype_name(compress));
+    if (!has_hooks(o) || !o->hook) return TR_OK;
+    if (compress != TR_F32) return tr__fail(TR_INVALID, "ddp: .compress is a hook of its own: give it or .hook, not both");
+    return o->hook->start ? TR_OK : tr__fail(TR_INVALID, "ddp: .hook has no .start");
 }
 
 static tr_status build(tr__ddp *d, const tr_ddp_options *o)
@@ -634,17 +651,16 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     TR__TRY(tr_status_of(o->group));
     if (!o->module || !o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
     double bucket_mb = TR__OR(o, bucket_mb, 25);
-    if (!(bucket_mb > 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", bucket_mb);
+    tr_dtype compress = has_hooks(o) ? o->compress : TR_F32;
     d->check_every = tr__replicas_every(TR__OR(o, check_every, TR__CHECK_EVERY));
-    if (d->check_every < 0)
-        return tr__fail(TR_INVALID, "ddp: .check_every is a number of backwards, 0 for none, not %" PRId64,
-            d->check_every);
-    tr_dtype compress = TR_F32;
-    TR__TRY(choose_hook(d, o, &compress));
-    if (tr_world_size(o->group) == 1) return TR_OK;
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
+    /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
     TR__TRY(compare_ranks(d, o, bucket_mb, compress, state));
+    TR__TRY(check_options(d, o, bucket_mb, compress));
+    if (tr_world_size(o->group) == 1) return TR_OK;
+    if (has_hooks(o) && o->hook) d->hook = *o->hook;
+    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(d, compress);
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
     d->bucket_bytes = bucket_mb * (1 << 20);
@@ -658,7 +674,6 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
     TR__TRY(broadcast_all(state, o->group));
     d->number = tr__group_next_module(o->group);
-    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(d, compress);
     return TR_OK;
 }
 

@@ -77,17 +77,20 @@ tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const 
     TR__TRY(tr_status_of(optimizer));
     TR__TRY(tr_status_of(group));
     if (!optimizer || !group) return tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
+    /* Each shard of a parameter would follow its own rule, and all ranks get the mixture. What is wrong on all ranks is found after
+     * this, so that nobody waits here for one that has failed. */
+    tr__facts facts = {0};
+    tr__tensors_say(optimizer->list, &facts);
+    tr__optimizer_say(optimizer, &facts);
+    tr__facts_number(&facts, "lr", tr_lr(optimizer));
+    tr__facts_say(&facts, "steps in backward", "%s", optimizer->in_backward ? "on" : "off");
+    TR__TRY(tr__agree_once(group, "shard_optimizer", &facts));
     if (optimizer->gather) return tr__fail(TR_STATE, "shard_optimizer: the optimizer is sharded already");
     TR__TRY(tr__in_backward_refuse(optimizer, "shard_optimizer", "its ranks exchange parameters in tr_step()"));
     if (optimizer->rule->whole)
         return tr__fail(TR_UNSUPPORTED, "shard_optimizer: %s looks at whole parameters, which shards would cut; elementwise "
             "rules (sgd, adam, lion, ...) can be sharded", optimizer->rule->name);
     if (tr_world_size(group) == 1) return TR_OK;
-    tr__facts facts = {0};
-    tr__tensors_say(optimizer->list, &facts);
-    tr__optimizer_say(optimizer, &facts); /* each shard of a parameter would follow its own rule, and all ranks get the mixture */
-    tr__facts_number(&facts, "lr", tr_lr(optimizer));
-    TR__TRY(tr__agree_once(group, "shard_optimizer", &facts));
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
     TR__TRY(tr_status_of(shared));

@@ -364,6 +364,16 @@ static void *wrap_different(void *arg)
                 strstr(tr_error_message(), "model.1 is dropout (p 0.1) on ranks 0 and 1, dropout (p 0.5) on rank 2");
     if (!told && p->status == TR_OK) p->status = tr__fail(TR_INTERNAL, "dropouts that differ: %s", tr_error_message());
     if (p->status == TR_OK) p->status = tr_status_of(tr_ddp(net, group, .modules_may_differ = true));
+    /* What one rank alone cannot do: none waits for it. */
+    tr_module *stepped = make_net(1);
+    tr_optimizer *opt = tr_sgd(tr_parameters(stepped));
+    if (p->status == TR_OK) p->status = tr_step_in_backward(opt, p->rank == 2);
+    told = tr_status_of(tr_ddp(stepped, group)) == TR_MISMATCH &&
+        strstr(tr_error_message(), "steps in backward is off on ranks 0 and 1, on on rank 2");
+    if (!told && p->status == TR_OK) p->status = tr__fail(TR_INTERNAL, "steps in backward: %s", tr_error_message());
+    told = tr_status_of(tr_ddp(make_net(1), group, .bucket_mb = p->rank == 2 ? -1 : 25)) == TR_MISMATCH &&
+        strstr(tr_error_message(), "bucket_mb is 25 on ranks 0 and 1, -1 on rank 2");
+    if (!told && p->status == TR_OK) p->status = tr__fail(TR_INTERNAL, "buckets: %s", tr_error_message());
     /* The group is whole. */
     tr_module *ddp = tr_ddp(make_net(1), group);
     if (p->status == TR_OK) p->status = tr_status_of(ddp);

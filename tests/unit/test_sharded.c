@@ -216,6 +216,18 @@ static void check_errors(rank *r)
     tr_module *layer = r->number ? tr_linear(3, 3) : tr_linear(9, 1); /* as many elements */
     CHECK(tr_shard_optimizer(tr_adam(tr_parameters(layer)), r->group) == TR_MISMATCH);
     SAYS("shard_optimizer: ranks differ: tensor 1 is \"weight\" f32 [1, 9] on rank 0, \"weight\" f32 [3, 3] on rank 1; ");
+    /* What one rank alone cannot shard is a mismatch on all: none waits for it. */
+    tr_tensor_list *p = tr_parameters(make_net());
+    CHECK(tr_shard_optimizer(r->number ? tr_lamb(p) : tr_adam(p), r->group) == TR_MISMATCH);
+    SAYS("optimizer is adam on rank 0, lamb on rank 1; ");
+    CHECK(tr_shard_optimizer(r->number ? opt : make_optimizer(0, make_net()), r->group) == TR_MISMATCH);
+    SAYS("optimizer is adamw on rank 0, adamw, sharded on rank 1");
+    tr_optimizer *other = make_optimizer(0, make_net());
+    OK(tr_step_in_backward(other, r->number));
+    CHECK(tr_shard_optimizer(other, r->group) == TR_MISMATCH);
+    SAYS("steps in backward is off on rank 0, on on rank 1");
+    OK(tr_step_in_backward(other, true));
+    CHECK(tr_shard_optimizer(other, r->group) == TR_UNSUPPORTED);
     OK(tr_leave(r->group));
     CHECK(tr_step(opt) == TR_STATE); /* what gathers has gone */
 }
