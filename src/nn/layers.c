@@ -67,7 +67,8 @@ tr_module *tr_linear_with(const tr_linear_options *o)
     if (!l) return tr_escape(module);
     l->in_out = o->in_out;
     l->activation = o->activation;
-    if (l->activation) tr_module_detail(module, "of activation %d of its input", (int)l->activation);
+    if (l->activation) tr_module_detail(module, "%sactivation %d of its input", l->in_out ? "in_out, " : "", (int)l->activation);
+    else if (l->in_out) tr_module_detail(module, "in_out"); /* a square weight's shape does not tell */
     tr_shape shape = o->in_out ? TR_SHAPE(o->in_features, o->out_features) : TR_SHAPE(o->out_features, o->in_features);
     const tr__affine_start start = {.weight = shape, .out = o->out_features, .fan_in = o->in_features,
         .normal = TR__GIVEN(o, init_std), .std = o->init_std, .no_bias = o->no_bias, .seed = tr__seed_of(o, o->seed),

@@ -364,6 +364,10 @@ static void *wrap_different(void *arg)
                 strstr(tr_error_message(), "model.1 is dropout (p 0.1) on ranks 0 and 1, dropout (p 0.5) on rank 2");
     if (!told && p->status == TR_OK) p->status = tr__fail(TR_INTERNAL, "dropouts that differ: %s", tr_error_message());
     if (p->status == TR_OK) p->status = tr_status_of(tr_ddp(net, group, .modules_may_differ = true));
+    tr_module *square = tr_sequential(tr_linear(4, 4, .in_out = p->rank == 2));
+    told = tr_status_of(tr_ddp(square, group)) == TR_MISMATCH &&
+        strstr(tr_error_message(), "model.0 is linear on ranks 0 and 1, linear (in_out) on rank 2");
+    if (!told && p->status == TR_OK) p->status = tr__fail(TR_INTERNAL, "weights the other way: %s", tr_error_message());
     /* What one rank alone cannot do: none waits for it. */
     tr_module *stepped = make_net(1);
     tr_optimizer *opt = tr_sgd(tr_parameters(stepped));
