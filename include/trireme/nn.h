@@ -171,7 +171,7 @@ typedef struct tr_recurrent_options {
     bool bidirectional; /* a second pass from the last step to the first; the outputs stand side by side */
     bool no_bias;
     double dropout;    /* of each layer's output but the last one's, in training: see tr_seed() */
-    bool relu;         /* tr_rnn(): instead of tanh */
+    bool relu;         /* of tr_rnn() alone: instead of tanh */
     uint64_t seed;     /* default: tr_next_seed() */
     tr_dtype dtype;
 } tr_recurrent_options;

@@ -136,7 +136,7 @@ static tr_status recurrent_forward(tr_module *self, tr_tensor *const *inputs, in
     return TR_OK;
 }
 
-static tr_status check_options(const char *name, const tr_recurrent_options *o)
+static tr_status check_options(const char *name, int kind, const tr_recurrent_options *o)
 {
     if (o->input < 1 || o->hidden < 1)
         return tr__fail(TR_INVALID, "%s: input and hidden must be positive, not %" PRId64 " and %" PRId64, name, o->input, o->hidden);
@@ -144,12 +144,13 @@ static tr_status check_options(const char *name, const tr_recurrent_options *o)
         return tr__fail(TR_INVALID, "%s: layers must be 1 to %d, not %d", name, MOST_LAYERS, o->layers);
     if (!(o->dropout >= 0 && o->dropout < 1))
         return tr__fail(TR_INVALID, "%s: dropout must be in [0, 1), it is %g", name, o->dropout);
+    if (o->relu && kind != RNN) return tr__fail(TR_INVALID, "%s: .relu is an option of tr_rnn() alone", name);
     return TR_OK;
 }
 
 static tr_module *recurrent_new(const char *name, int kind, int gates, const tr_recurrent_options *o)
 {
-    if (check_options(name, o) != TR_OK) return tr__object_failed(&tr__module_type);
+    if (check_options(name, kind, o) != TR_OK) return tr__object_failed(&tr__module_type);
     TR_SCOPE;
     tr_module *module = tr_module_new_many(name, sizeof(recurrent), kind == LSTM ? 3 : 2, recurrent_forward);
     recurrent *r = tr_module_state(module);

@@ -87,6 +87,7 @@ static void what_does_not_fit_is_refused(void **state)
     assert_failed(tr_status_of(tr_lstm(0, 4)), TR_INVALID, "lstm: input and hidden must be positive, not 0 and 4");
     assert_failed(tr_status_of(tr_rnn(3, 4, .layers = 17)), TR_INVALID, "rnn: layers must be 1 to 16, not 17");
     assert_failed(tr_status_of(tr_gru(3, 4, .dropout = 1)), TR_INVALID, "gru: dropout must be in [0, 1), it is 1");
+    assert_failed(tr_status_of(tr_lstm(3, 4, .relu = true)), TR_INVALID, "lstm: .relu is an option of tr_rnn() alone");
 }
 
 static void dropout_lies_between_layers(void **state)
