@@ -434,7 +434,8 @@ typedef struct tr_plateau {
     bool begun;
 } tr_plateau;
 /* Takes a measurement. When more than `patience` measurements in a row were not better than the best, it multiplies the
- * learning rate by factor: torch's ReduceLROnPlateau. NaN is never better. Returns the learning rate to go on with. */
+ * learning rate by factor, unless that changes it by 1e-8 or less: torch's ReduceLROnPlateau. NaN is never better.
+ * Returns the learning rate to go on with. */
 typedef struct tr_plateau_lr_options {
     size_t size;
     const char *given;

@@ -93,7 +93,6 @@ double tr_sequential_lr(int64_t step, const tr_lr_phase *phases, int count)
 static bool is_better(const tr_plateau_lr_options *o)
 {
     double threshold = TR__OR(o, threshold, 1e-4), best = o->state->best, sign = o->maximize ? 1 : -1;
-    if (isnan(best)) return !isnan(o->metric); /* there is none yet */
     double mark = o->absolute ? best + sign * threshold : best * (1 + sign * threshold);
     return o->maximize ? o->metric > mark : o->metric < mark;
 }
@@ -103,13 +102,14 @@ double tr_plateau_lr_with(const tr_plateau_lr_options *o)
     tr_plateau *s = o->state;
     int64_t patience = TR__OR(o, patience, 10);
     if (patience < 0) patience = 0;
-    if (!s->begun) *s = (tr_plateau){.lr = o->lr, .best = NAN, .begun = true};
+    if (!s->begun) *s = (tr_plateau){.lr = o->lr, .best = o->maximize ? -INFINITY : INFINITY, .begun = true};
     bool better = is_better(o);
     if (better) s->best = o->metric;
     s->bad = better || s->rest > 0 ? 0 : s->bad + 1;
     if (s->rest > 0) s->rest--;
     if (s->bad <= patience) return s->lr;
-    s->lr = fmax(s->lr * TR__OR(o, factor, 0.1), o->min_lr);
+    double next = fmax(s->lr * TR__OR(o, factor, 0.1), o->min_lr);
+    if (s->lr - next > 1e-8) s->lr = next; /* PyTorch's eps; a rate below min_lr stays as it is */
     s->rest = o->cooldown;
     s->bad = 0;
     return s->lr;

@@ -98,6 +98,20 @@ static void test_a_plateau_that_begins_with_nan(void **state)
     assert_true(fabs(plateau.lr - 0.1) < 1e-12 && plateau.best == 1.0 / 19);
 }
 
+/* As ReduceLROnPlateau: a rate below .min_lr is not raised, a reduction by 1e-8 or less is not made, and infinity is no better than
+ * nothing. */
+static void test_a_plateau_only_reduces(void **state)
+{
+    (void)state;
+    tr_plateau below = {0}, small = {0}, diverged = {0};
+    for (int i = 0; i < 5; i++) {
+        assert_true(tr_plateau_lr(&below, 1.0, 1e-3, .patience = -1, .min_lr = 1e-2) == 1e-3);
+        assert_true(tr_plateau_lr(&small, 1.0, 1e-8, .patience = -1) == 1e-8);
+    }
+    assert_true(tr_plateau_lr(&diverged, (double)INFINITY, 1.0, .patience = -1) == 0.1);
+    assert_true(diverged.best == (double)INFINITY);
+}
+
 static void test_before_after_and_without_sense(void **state)
 {
     (void)state;
@@ -115,6 +129,7 @@ int main(void)
         cmocka_unit_test(test_rates_are_pytorchs),
         cmocka_unit_test(test_plateaus_are_pytorchs),
         cmocka_unit_test(test_a_plateau_that_begins_with_nan),
+        cmocka_unit_test(test_a_plateau_only_reduces),
         cmocka_unit_test(test_before_after_and_without_sense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
