@@ -46,20 +46,31 @@ static double (*const squares_of[TR_DTYPE_COUNT])(const void *, int64_t) = {
 };
 
 typedef struct pass {
-    tr_dtype dtype;
-    char *memory;
+    tr__sum_function add;
+    const void *arg;
     int64_t count;
-    double *sums; /* per block */
+    double (*sums)[2]; /* per block */
 } pass;
 
 static void sum_blocks(void *arg, int64_t begin, int64_t end)
 {
     const pass *p = arg;
     for (int64_t b = begin; b < end; b++) {
-        int64_t left = p->count - b * BLOCK;
-        const char *from = p->memory + (size_t)(b * BLOCK) * tr_dtype_size(p->dtype);
-        p->sums[b] = squares_of[p->dtype](from, left < BLOCK ? left : BLOCK);
+        int64_t first = b * BLOCK, last = first + BLOCK;
+        p->add(p->arg, first, last < p->count ? last : p->count, p->sums[b]);
     }
+}
+
+tr_status tr__sum_blocks(tr__pool *pool, int64_t count, tr__sum_function add, const void *arg, double sums[2])
+{
+    int64_t n = (count + BLOCK - 1) / BLOCK;
+    pass p = {add, arg, count, calloc((size_t)n + 1, sizeof *p.sums)};
+    if (!p.sums) return tr__fail(TR_NO_MEMORY, "out of memory for the sums of %lld blocks", (long long)n);
+    tr__pool_for(pool, n, 2, sum_blocks, &p);
+    for (int64_t b = 0; b < n; b++)
+        for (int k = 0; k < 2; k++) sums[k] += p.sums[b][k];
+    free(p.sums);
+    return TR_OK;
 }
 
 /* Parameters whose squares are summed over the same ranks. */
@@ -100,15 +111,17 @@ static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
     return TR_OK;
 }
 
+static void add_squares(const void *arg, int64_t begin, int64_t end, double sums[2])
+{
+    const tr_tensor *t = arg;
+    sums[0] += squares_of[t->dtype]((char *)tr__ptr(t) + (size_t)begin * tr_dtype_size(t->dtype), end - begin);
+}
+
 tr_status tr__squares_add(const tr_tensor *gradient, double *sum)
 {
-    pass p = {.dtype = gradient->dtype, .memory = tr__ptr(gradient), .count = tr__numel(gradient->shape)};
-    int64_t n = (p.count + BLOCK - 1) / BLOCK;
-    p.sums = malloc((size_t)(n ? n : 1) * sizeof *p.sums);
-    if (!p.sums) return tr__fail(TR_NO_MEMORY, "out of memory for the sums of a gradient's squares");
-    tr__pool_for(tr__pool_of(gradient), n, 2, sum_blocks, &p);
-    for (int64_t b = 0; b < n; b++) *sum += p.sums[b];
-    free(p.sums);
+    double sums[2] = {*sum};
+    TR__TRY(tr__sum_blocks(tr__pool_of(gradient), tr__numel(gradient->shape), add_squares, gradient, sums));
+    *sum = sums[0];
     return TR_OK;
 }
 

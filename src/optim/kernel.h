@@ -26,6 +26,7 @@
 
 /* What they are called in a rule. */
 #define TR__KERNELS_OF(name) {[TR_F32] = name##_f32, [TR_F64] = name##_f64, [TR_BF16] = name##_bf16}
+#define TR__MEASURES_OF(name) {[TR_F32] = name##_f32_measure, [TR_F64] = name##_f64_measure, [TR_BF16] = name##_bf16_measure}
 
 /* -1, 0 or 1; NaN of NaN, which would be gone without a trace else. */
 #define TR__SIGN(S, x) ((x) != (x) ? (x) : (S)(((x) > 0) - ((x) < 0)))

@@ -66,10 +66,8 @@ TR__UPDATE_KERNELS(LAMB, lamb)
 /* The factor is |p|/|r|. */
 static tr_status prepare(tr__update *u)
 {
-    static const tr__measure_kernel measures[TR_DTYPE_COUNT] = {
-        [TR_F32] = lamb_f32_measure, [TR_F64] = lamb_f64_measure, [TR_BF16] = lamb_bf16_measure};
     double sums[2];
-    TR__TRY(tr__measure(u, measures[u->leaf->dtype], sums));
+    TR__TRY(tr__measure(u, sums));
     bool adapts = !u->optimizer->settings[MATRICES_ONLY] || u->leaf->shape.ndim >= 2;
     u->factor = adapts && sums[0] > 0 && sums[1] > 0 ? sqrt(sums[0] / sums[1]) : 1;
     return TR_OK;
@@ -79,6 +77,7 @@ static const tr__optimizer_rule rule = {
     .name = "lamb",
     .state_names = {"exp_avg", "exp_avg_sq"},
     .kernel = TR__KERNELS_OF(lamb),
+    .measure = TR__MEASURES_OF(lamb),
     .prepare = prepare,
     .whole = true,
 };

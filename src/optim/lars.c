@@ -44,12 +44,10 @@ TR__UPDATE_KERNELS(LARS, lars)
 /* The factor is s. */
 static tr_status prepare(tr__update *u)
 {
-    static const tr__measure_kernel measures[TR_DTYPE_COUNT] = {
-        [TR_F32] = lars_f32_measure, [TR_F64] = lars_f64_measure, [TR_BF16] = lars_bf16_measure};
     double sums[2];
     u->factor = 1;
     if (u->optimizer->settings[MATRICES_ONLY] && u->leaf->shape.ndim < 2) return TR_OK;
-    TR__TRY(tr__measure(u, measures[u->leaf->dtype], sums));
+    TR__TRY(tr__measure(u, sums));
     double p = sqrt(sums[0]), g = sqrt(sums[1]);
     if (p > 0 && g > 0) u->factor = u->optimizer->settings[TRUST] * p / (g + u->weight_decay * p);
     return TR_OK;
@@ -59,6 +57,7 @@ static const tr__optimizer_rule rule = {
     .name = "lars",
     .state_names = {"momentum_buffer"},
     .kernel = TR__KERNELS_OF(lars),
+    .measure = TR__MEASURES_OF(lars),
     .prepare = prepare,
     .whole = true,
 };

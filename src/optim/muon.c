@@ -53,8 +53,6 @@ static tr_tensor *orthogonalized(tr_tensor *d, double norm, int iterations)
 /* The direction is o, the factor its ratio. */
 static tr_status prepare(tr__update *u)
 {
-    static const tr__measure_kernel measures[TR_DTYPE_COUNT] = {
-        [TR_F32] = muon_f32_measure, [TR_F64] = muon_f64_measure, [TR_BF16] = muon_bf16_measure};
     TR_NO_GRAD;
     const double *settings = u->optimizer->settings;
     tr_dtype dtype = u->leaf->dtype == TR_F64 ? TR_F64 : TR_F32;
@@ -63,7 +61,7 @@ static tr_status prepare(tr__update *u)
     double sums[2], rows = (double)d->shape.dim[0], columns = (double)d->shape.dim[1];
     u->direction = tr__ptr(d);
     u->on_device.direction = d;
-    TR__TRY(tr__measure(u, measures[u->leaf->dtype], sums));
+    TR__TRY(tr__measure(u, sums));
     tr_tensor *o = orthogonalized(d, fmax(sqrt(sums[0]), settings[EPS]), (int)settings[ITERATIONS]);
     TR__TRY(tr_status_of(o));
     u->direction = tr__ptr(o);
@@ -76,6 +74,7 @@ static const tr__optimizer_rule rule = {
     .name = "muon",
     .state_names = {"momentum_buffer"},
     .kernel = TR__KERNELS_OF(muon),
+    .measure = TR__MEASURES_OF(muon),
     .prepare = prepare,
     .whole = true,
     .dimensions = 2,

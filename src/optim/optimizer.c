@@ -394,21 +394,10 @@ static tr_status update_stretch(tr_optimizer *o, const tr__stretch *s, const tr_
     return TR_OK;
 }
 
-enum { MEASURED = 8192 }; /* elements of a block whose sums are taken apart */
-
-typedef struct measurement {
-    const tr__update *update;
-    tr__measure_kernel kernel;
-    double (*sums)[2]; /* per block */
-} measurement;
-
-static void measure_blocks(void *arg, int64_t begin, int64_t end)
+static void measure(const void *arg, int64_t begin, int64_t end, double sums[2])
 {
-    const measurement *m = arg;
-    for (int64_t b = begin; b < end; b++) {
-        int64_t first = b * MEASURED, last = first + MEASURED;
-        m->kernel(m->update, first, last < m->update->count ? last : m->update->count, m->sums[b]);
-    }
+    const tr__update *u = arg;
+    u->optimizer->rule->measure[u->leaf->dtype](u, begin, end, sums);
 }
 
 static tr_status measure_on_device(const tr__update *u, double sums[2])
@@ -425,18 +414,11 @@ static tr_status measure_on_device(const tr__update *u, double sums[2])
     return tr_copy_out(both, sums, 2 * sizeof *sums);
 }
 
-tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2])
+tr_status tr__measure(const tr__update *update, double sums[2])
 {
     if (update->on_device.parameters) return measure_on_device(update, sums);
-    int64_t blocks = (update->count + MEASURED - 1) / MEASURED;
-    measurement m = {update, kernel, calloc((size_t)blocks, sizeof *m.sums)};
-    if (!m.sums) return tr__fail(TR_NO_MEMORY, "%s: out of memory", update->optimizer->rule->name);
-    tr__pool_for(tr__pool_of(update->leaf), blocks, 2, measure_blocks, &m);
     sums[0] = sums[1] = 0;
-    for (int64_t b = 0; b < blocks; b++)
-        for (int k = 0; k < 2; k++) sums[k] += m.sums[b][k];
-    free(m.sums);
-    return TR_OK;
+    return tr__sum_blocks(tr__pool_of(update->leaf), update->count, measure, update, sums);
 }
 
 /* What the other ranks have updated. */

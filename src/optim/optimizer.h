@@ -40,13 +40,15 @@ typedef struct tr__update {
     } on_device;
 } tr__update;
 
-/* Updates elements [begin, end) of a run. */
+/* Updates elements [begin, end) of a run; and one that adds two sums over them to sums. */
 typedef void (*tr__update_kernel)(const tr__update *update, int64_t begin, int64_t end);
+typedef void (*tr__measure_kernel)(const tr__update *update, int64_t begin, int64_t end, double sums[2]);
 
 typedef struct tr__optimizer_rule {
     const char *name;                         /* "adamw" */
     const char *state_names[TR__STATES];      /* "exp_avg"; NULL after the last */
     tr__update_kernel kernel[TR_DTYPE_COUNT]; /* on the CPU; NULL: not for this dtype. Other devices have NAME_step */
+    tr__measure_kernel measure[TR_DTYPE_COUNT]; /* for tr__measure(). Other devices have NAME_measure */
     /* What the kernel needs to know of the run before it starts; NULL: nothing. What it makes belongs to the innermost
      * scope. */
     tr_status (*prepare)(tr__update *update);
@@ -135,10 +137,12 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
 /* 0 or more, and finite. */
 bool tr__is_amount(double x);
 
-/* Two sums over all elements of a run. A kernel adds those of [begin, end) to sums; blocks and their order are fixed, so
- * that the sums do not depend on how many threads there are. On other devices their kernel RULE_measure does it. */
-typedef void (*tr__measure_kernel)(const tr__update *update, int64_t begin, int64_t end, double sums[2]);
-tr_status tr__measure(const tr__update *update, tr__measure_kernel kernel, double sums[2]);
+/* Adds two sums over `count` elements, of which add() adds those of [begin, end). Blocks and their order are fixed, so that the sums
+ * do not depend on how many threads there are. */
+typedef void (*tr__sum_function)(const void *arg, int64_t begin, int64_t end, double sums[2]);
+tr_status tr__sum_blocks(tr__pool *pool, int64_t count, tr__sum_function add, const void *arg, double sums[2]);
+/* Two such sums over all elements of a run, by the rule's measure kernel. */
+tr_status tr__measure(const tr__update *update, double sums[2]);
 /* The square of the joint norm of all gradients, those of other ranks' shards and stages among them; not finite when one of them
  * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c). */
 tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst);
