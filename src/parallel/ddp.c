@@ -92,12 +92,22 @@ static tr_status copy_out(const tr__ddp *d, const tr__bucket *b, const tr__gradi
     return TR_OK;
 }
 
-/* Is any of its parameters to learn? What is frozen is not exchanged, but where it shares a bucket with others. */
-static bool learns(const tr__ddp *d, const tr__bucket *b)
+static bool any_of(const tr__ddp *d, const tr__bucket *b, bool (*is)(const tr_tensor *leaf))
 {
     bool any = false;
-    for (int i = b->first; i < b->last; i++) any |= d->order[i]->leaf->requires_grad;
+    for (int i = b->first; i < b->last; i++) any |= is(d->order[i]->leaf);
     return any;
+}
+
+/* What is frozen is not exchanged, but where it shares a bucket with others. */
+static bool learns(const tr_tensor *leaf)
+{
+    return leaf->requires_grad;
+}
+
+static bool is_outside_arena(const tr_tensor *leaf)
+{
+    return !tr__arena_has_place(leaf);
 }
 
 /* ---- Gradients that are used up ------------------------------------------------------------------------------------- */
@@ -110,22 +120,6 @@ static tr_dtype dtype_of(const tr__bucket *b)
 static double bytes_of(const tr__bucket *b)
 {
     return (double)(b->end - b->begin) * (double)tr_dtype_size(dtype_of(b));
-}
-
-/* Has each of its parameters a place in the arena's gradients? */
-static bool in_arena(const tr__ddp *d, const tr__bucket *b)
-{
-    bool all = true;
-    for (int i = b->first; i < b->last; i++) all &= tr__arena_has_place(d->order[i]->leaf);
-    return all;
-}
-
-/* Does a node that has yet to run read one of its parameters? */
-static bool is_read(const tr__ddp *d, const tr__bucket *b)
-{
-    bool any = false;
-    for (int i = b->first; i < b->last; i++) any |= tr__is_saved(d->order[i]->leaf);
-    return any;
 }
 
 static void give_back(tr__ddp *d, tr__bucket *b)
@@ -172,12 +166,12 @@ static tr_status end_bucket(tr__ddp *d)
 
 enum { IN_FLIGHT = 3 }; /* buckets of the usual size that have memory at a time, unless their gradients come in another order */
 
-/* Can the oldest bucket on its way be ended, now or soon? */
+/* Can the oldest bucket on its way be ended, now or soon? Not while a node has yet to read one of its parameters. */
 static bool comes_back(tr__ddp *d, bool soon)
 {
     enum { SOON_MS = 500 };
     const tr__bucket *b = &d->buckets[d->ended];
-    if (d->ended == d->next_bucket || (b->lent && is_read(d, b))) return false;
+    if (d->ended == d->next_bucket || (b->lent && any_of(d, b, tr__is_saved))) return false;
     if (!b->work || tr_work_done(b->work)) return true;
     if (!soon || d->hurries) return false;
     TR__KEEP_ERROR; /* the one who ends it tells of its failure */
@@ -241,7 +235,7 @@ static tr_status bring(const tr__bucket *b, tr_tensor *t)
 static tr_status gather_bucket(tr__ddp *d, tr__bucket *b, const tr__gradient_sink *sink, const tr_tensor **memory, int64_t *offset)
 {
     *offset = 0;
-    if (!sink && !in_arena(d, b)) {
+    if (!sink && any_of(d, b, is_outside_arena)) {
         if (!b->lent) TR__TRY(take_memory(d, b));
         for (int i = b->first; i < b->last; i++) TR__TRY(bring(b, d->order[i]->leaf));
         *memory = b->lent;
@@ -291,7 +285,7 @@ static tr_status send_bucket(tr__ddp *d)
 {
     TR_SCOPE;
     tr__bucket *b = &d->buckets[d->next_bucket];
-    if (!learns(d, b)) {
+    if (!any_of(d, b, learns)) {
         d->next_bucket++;
         return TR_OK;
     }
