@@ -210,7 +210,6 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
         o->setting_names[i] = hypers[i].name;
     }
     o->lr = o->settings[TR__LR];
-    o->has_decay = hypers[TR__DECAY].name;
     while (o->n_states < TR__STATES && rule->state_names[o->n_states]) o->n_states++;
     tr_status status = tr_status_of(parameters);
     if (status == TR_OK) {

@@ -104,7 +104,6 @@ struct tr_optimizer {
     double lr;
     double settings[TR__HYPERS]; /* as they were given */
     const char *setting_names[TR__HYPERS]; /* NULL: there is none */
-    bool has_decay;
 
     tr_tensor_list *list; /* the parameters with their names, in the order they were given */
     int *place;           /* of list entry i in parameters */

@@ -18,7 +18,7 @@ tr_status tr_param_group_with(const tr_param_group_options *options)
     double scale = TR__OR(options, lr_scale, 0), decay = TR__OR(options, weight_decay, 0);
     if (!tr__is_amount(scale) || !tr__is_amount(decay))
         return tr__fail(TR_INVALID, "tr_param_group: lr_scale and weight_decay must be 0 or more, not %g and %g", scale, decay);
-    if (decay > 0 && !o->has_decay)
+    if (decay > 0 && !o->setting_names[TR__DECAY])
         return tr__fail(TR_UNSUPPORTED, "tr_param_group: %s has no weight decay", o->rule->name);
     for (int i = 0; i < tr_list_count(list); i++)
         if (!find(o, tr_list_at(list, i)))
