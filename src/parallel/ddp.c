@@ -46,7 +46,6 @@
 #include <trireme/parallel.h>
 
 #include <inttypes.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -577,17 +576,6 @@ static tr_status forward_many(tr_module *self, tr_tensor *const *inputs, int n, 
     return tr_forward_many(((tr__ddp *)self->state)->inner, inputs, n, outputs, self->n_outputs);
 }
 
-static bool modules_may_differ(const tr_ddp_options *o)
-{
-    return o->size >= offsetof(tr_ddp_options, modules_may_differ) + sizeof o->modules_may_differ && o->modules_may_differ;
-}
-
-/* The fields that came after the first version: a program that was built before them has none (docs/abi.md). */
-static bool has_hooks(const tr_ddp_options *o)
-{
-    return o->size >= offsetof(tr_ddp_options, hook) + sizeof o->hook;
-}
-
 static const char *dtype_name(tr_dtype dtype)
 {
     return tr_dtype_size(dtype) ? tr_dtype_name(dtype) : "no dtype";
@@ -601,20 +589,19 @@ static bool steps_in_backward(const tr_tensor_list *state)
 
 /* Buckets of other sizes would meet each other in backward, and so would one rank's check another's next bucket. The same tensors in
  * other modules (an activation, a dropout, heads) would learn what none of the ranks computes. */
-static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress,
-    const tr_tensor_list *state)
+static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, const tr_tensor_list *state)
 {
     tr__facts facts = {0};
     tr_status status = TR_OK;
-    tr__facts_say(&facts, "modules_may_differ", "%s", modules_may_differ(o) ? "on" : "off");
+    tr__facts_say(&facts, "modules_may_differ", "%s", o->modules_may_differ ? "on" : "off");
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, d->check_every);
     tr__facts_say(&facts, "local_buffers", "%s", o->local_buffers ? "on" : "off");
-    tr__facts_say(&facts, "compress", "%s", compress == TR_F32 ? "off" : dtype_name(compress));
-    tr__facts_say(&facts, "hook", "%s", has_hooks(o) && o->hook ? "on" : "off");
+    tr__facts_say(&facts, "compress", "%s", o->compress == TR_F32 ? "off" : dtype_name(o->compress));
+    tr__facts_say(&facts, "hook", "%s", !o->hook ? "off" : o->hook->start ? "on" : "without .start");
     tr__facts_say(&facts, "steps in backward", "%s", steps_in_backward(state) ? "on" : "off");
     tr__tensors_say(state, &facts);
-    if (!modules_may_differ(o)) {
+    if (!o->modules_may_differ) {
         const char *detail = o->module->detail;
         if (detail) tr__facts_say(&facts, "model", "%s (%s)", tr_module_name(o->module), detail);
         status = tr__parts_say(o->module, false, &facts);
@@ -624,17 +611,17 @@ static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double
     return status;
 }
 
-static tr_status check_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, tr_dtype compress)
+static tr_status check_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb)
 {
     if (!(bucket_mb > 0)) return tr__fail(TR_INVALID, "ddp: buckets of %g MiB: more than 0", bucket_mb);
     if (d->check_every < 0)
         return tr__fail(TR_INVALID, "ddp: .check_every is a number of backwards, 0 for none, not %" PRId64,
             d->check_every);
-    if (compress != TR_F32 && compress != TR_BF16 && compress != TR_F16)
+    if (o->compress != TR_F32 && o->compress != TR_BF16 && o->compress != TR_F16)
         return tr__fail(TR_INVALID, "ddp: gradients travel as TR_BF16 or TR_F16, or as they are (TR_F32); .compress is %s",
-            dtype_name(compress));
-    if (!has_hooks(o) || !o->hook) return TR_OK;
-    if (compress != TR_F32) return tr__fail(TR_INVALID, "ddp: .compress is a hook of its own: give it or .hook, not both");
+            dtype_name(o->compress));
+    if (!o->hook) return TR_OK;
+    if (o->compress != TR_F32) return tr__fail(TR_INVALID, "ddp: .compress is a hook of its own: give it or .hook, not both");
     return o->hook->start ? TR_OK : tr__fail(TR_INVALID, "ddp: .hook has no .start");
 }
 
@@ -645,16 +632,15 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
     TR__TRY(tr_status_of(o->group));
     if (!o->module || !o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
     double bucket_mb = TR__OR(o, bucket_mb, 25);
-    tr_dtype compress = has_hooks(o) ? o->compress : TR_F32;
     d->check_every = tr__replicas_every(TR__OR(o, check_every, TR__CHECK_EVERY));
     tr_tensor_list *state = tr_state_dict(o->module);
     TR__TRY(tr_status_of(state));
     /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
-    TR__TRY(compare_ranks(d, o, bucket_mb, compress, state));
-    TR__TRY(check_options(d, o, bucket_mb, compress));
+    TR__TRY(compare_ranks(d, o, bucket_mb, state));
+    TR__TRY(check_options(d, o, bucket_mb));
     if (tr_world_size(o->group) == 1) return TR_OK;
-    if (has_hooks(o) && o->hook) d->hook = *o->hook;
-    if (compress != TR_F32) d->hook = tr__ddp_compress_hook(d, compress);
+    if (o->hook) d->hook = *o->hook;
+    if (o->compress != TR_F32) d->hook = tr__ddp_compress_hook(d, o->compress);
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
     d->bucket_bytes = bucket_mb * (1 << 20);
@@ -673,19 +659,20 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
 
 tr_module *tr_ddp_with(const tr_ddp_options *options)
 {
-    bool placed = options->size >= offsetof(tr_ddp_options, line) + sizeof options->line; /* else of an older program */
-    TR__CALLED_AT(placed ? options->file : NULL, placed ? options->line : 0);
+    tr_ddp_options o = {0}; /* of an older program the later fields are 0 (docs/abi.md) */
+    memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    TR__CALLED_AT(o.file, o.line);
     tr_module *module = tr_module_new("ddp", sizeof(tr__ddp), forward);
     if (tr_status_of(module) != TR_OK) return module;
     tr_module_on_release(module, release);
     tr__ddp *d = module->state;
     d->self = module;
     TR_SCOPE;
-    if (build(d, options) != TR_OK) {
+    if (build(d, &o) != TR_OK) {
         tr__object_break(module);
         return module;
     }
-    d->inner = tr_module_add(module, "", options->module);
+    d->inner = tr_module_add(module, "", o.module);
     if (d->inner->many) {
         module->many = forward_many;
         module->n_outputs = d->inner->n_outputs;
