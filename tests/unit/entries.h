@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Of a folder; 0 when there is none. */
 static inline int count_entries(const char *folder)
@@ -15,6 +16,17 @@ static inline int count_entries(const char *folder)
     while (readdir(d)) count++;
     closedir(d);
     return count;
+}
+
+/* How many more it has than before. A thread that was joined stands there a little longer, and others may be slower to hang up. */
+static inline int more_entries(const char *folder, int before)
+{
+    int more = count_entries(folder) - before;
+    for (int ms = 0; ms < 60000 && more > 0; ms++) {
+        usleep(1000);
+        more = count_entries(folder) - before;
+    }
+    return more > 0 ? more : 0;
 }
 
 /* Names of ours in /dev/shm, where other programs have theirs. */

@@ -80,6 +80,19 @@ void await_turns(const job *j, int number, int turns)
     }
 }
 
+void await_stop(const job *j, int number)
+{
+    int how;
+    assert_int_equal(waitpid(j->ranks[number].pid, &how, WUNTRACED), j->ranks[number].pid);
+    if (!WIFSTOPPED(how)) fail_msg("rank %d has ended before it stopped: %s", number, j->posts[number].text);
+}
+
+void stop_rank(const job *j, int number)
+{
+    kill(j->ranks[number].pid, SIGSTOP);
+    await_stop(j, number);
+}
+
 void reap(job *j, int number)
 {
     int how;
@@ -148,7 +161,7 @@ void check_survivor(const job *j, int number, int victim, int64_t killed, const 
 void stop_one_of(job *j, const setting *s, int world, int victim, rank_body body, const void *arg)
 {
     start_and_let_turn(j, s, world, body, arg);
-    kill(j->ranks[victim].pid, SIGSTOP);
+    stop_rank(j, victim);
     for (int i = 0; i < world; i++)
         if (i != victim) reap(j, i);
     kill(j->ranks[victim].pid, SIGCONT); /* it wakes up in a group that has given up on it */

@@ -60,6 +60,10 @@ void start_job_in(job *j, const setting *s, int world, rank_body body, const voi
 /* What such a rank does, for ranks that a test forks by itself. */
 tr_status join_and_run(rank *r, const job *j, rank_body body);
 void await_turns(const job *j, int number, int turns);
+/* Waits until a rank has stopped itself. */
+void await_stop(const job *j, int number);
+/* Stops a rank; it stands still when this returns. */
+void stop_rank(const job *j, int number);
 /* Reaps a rank, which must end by itself; kills it when it does not. */
 void reap(job *j, int number);
 void finish(job *j);

@@ -484,13 +484,13 @@ static tr_status fail_under_a_reader(rank *r)
 {
     static float x[TR__SHM_CROSS];
     tr__shm *t = transport_of(r);
+    if (r->number) atomic_store(&t->control->crossing, 1);
     TRY(tr_barrier(r->group));
     if (r->number == 0) {
         tr_status status = tr_all_reduce(r->group, x, TR__SHM_CROSS, .timeout_ms = 300);
         CHECK(status == TR_TIMEOUT && atomic_load(&r->post->turns) == 1);
         return TR_OK;
     }
-    atomic_store(&t->control->crossing, 1);
     while (!atomic_load(&t->peers[0].control->withdrew)) usleep(1000);
     usleep(20000);
     atomic_store(&r->post[-1].turns, 1);

@@ -83,7 +83,7 @@ static tr_status work(rank *r)
         TRY(train(r, &w));
     } else {
         atomic_store(&r->post->turns, 3);
-        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS / 4; ms++) usleep(1000);
+        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS; ms++) usleep(1000);
     }
     return stop_without(w.rpc, "w2");
 }
@@ -131,7 +131,7 @@ static tr_status work_in_replicas(rank *r)
         TRY(tr_future_wait(tr_rpc_sync(w.rpc, "w2", "finish_up")));
     } else {
         atomic_store(&r->post->turns, 3);
-        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS / 4; ms++) usleep(1000);
+        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS; ms++) usleep(1000);
     }
     return stop_without(w.rpc, "w1");
 }
@@ -222,7 +222,7 @@ static tr_status work_until(rank *r)
             return tr_fail(TR_INTERNAL, "it ended with: %s (%s)", tr_error_message(), tr_status_name(status));
         TRY(train_with_the_other(&w));
     } else {
-        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS / 4; ms++) usleep(1000);
+        for (int ms = 0; !atomic_load(&told_to_finish) && ms < PATIENCE_MS; ms++) usleep(1000);
     }
     return stop_without(w.rpc, "w2");
 }

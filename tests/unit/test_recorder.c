@@ -187,7 +187,7 @@ static void readers_skip_torn_entries(void **state)
     for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, write_calls, &w), 0);
     int64_t end = tr__now_ns() + 300000000;
     int seen = 0;
-    while (tr__now_ns() < end) {
+    while (tr__now_ns() < end || !seen) {
         tr__records records;
         read_own(&records, 1);
         const tr__record *r = &records.list[0];
@@ -203,7 +203,6 @@ static void readers_skip_torn_entries(void **state)
     }
     atomic_store(&w.stop, true);
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
-    assert_true(seen > 0);
     tr__recorder_close(w.recorder);
 }
 
@@ -339,13 +338,27 @@ static void a_folder_that_cannot_be_made_changes_nothing(void **state)
 
 /* ---- Groups ------------------------------------------------------------------------------------------------------ */
 
-static atomic_int reports;
+static atomic_int reports, named; /* in call 2, and those that name rank 2 */
 static char reported[1024];
 
 static void note(tr_log_level level, const char *message, void *user)
 {
     (void)user;
-    if (level == TR_LOG_WARN && atomic_fetch_add(&reports, 1) == 0) snprintf(reported, sizeof reported, "%s", message);
+    if (level != TR_LOG_WARN || !strstr(message, " in all_reduce #2 (")) return;
+    bool names = strstr(message, " for rank 2 (pid ");
+    if (names && atomic_fetch_add(&named, 1) == 0) snprintf(reported, sizeof reported, "%s", message);
+    atomic_fetch_add(&reports, 1);
+}
+
+static bool explains_itself(char failure[2048])
+{
+    char pid[24], *text;
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    if (tr_job_explain(pid, &text) != TR_OK) return false;
+    bool said = strstr(text, ") is what ranks 0 and 1 wait for: it has not entered all_reduce #2 (sum of f32[1] at ");
+    snprintf(failure, 2048, "%s", said ? "" : text);
+    free(text);
+    return said;
 }
 
 /* Rank 2 is late: the others report it, `trireme why` would name it, and then all goes on. */
@@ -359,13 +372,8 @@ static void come_late(rank *r)
     OK(tr_all_reduce(g, &x, 1));
     if (r->number == 2) {
         while (atomic_load(&reports) < 2) usleep(1000);
-        char pid[24], *text;
-        snprintf(pid, sizeof pid, "%d", (int)getpid());
-        OK(tr_job_explain(pid, &text));
-        bool named = strstr(text, ") is what ranks 0 and 1 wait for: it has not entered all_reduce #2 (sum of f32[1] at ");
-        if (!named) snprintf(r->failure, sizeof r->failure, "%s", text);
-        free(text);
-        CHECK(named);
+        for (int ms = 0; ms < JOIN_MS && !explains_itself(r->failure); ms++) usleep(1000);
+        if (r->failure[0]) return;
     }
     OK(tr_all_reduce(g, &x, 1));
     OK(tr_wait(tr_all_reduce_async(g, &x, 1)));
@@ -379,8 +387,10 @@ static void a_late_rank_is_reported(void **state)
     tr_set_log(note, NULL, TR_LOG_WARN);
     for (int i = 0; i < 2; i++) {
         atomic_store(&reports, 0);
+        atomic_store(&named, 0);
         run(3, come_late, transports[i]);
         assert_int_equal(atomic_load(&reports), 2);
+        assert_true(atomic_load(&named) > 0); /* by who came last, at least */
         assert_non_null(strstr(reported, "group 'late': rank "));
         assert_non_null(strstr(reported, " has waited 0.3 s in all_reduce #2 (sum of f32[1] at "));
         assert_non_null(strstr(reported, " for rank 2 (pid "));

@@ -10,6 +10,14 @@
 
 enum { WORLD_MOST = 5 };
 
+static tr__tcp *tcp_of(const rank *r)
+{
+    struct tr__shm *shm;
+    tr__tcp *tcp;
+    tr__native_transports(r->group->state, &shm, &tcp);
+    return tcp;
+}
+
 /* ---- Every collective by every algorithm ------------------------------------------------------------------------- */
 
 static void every_collective_by_every_algorithm(void **state)
@@ -95,7 +103,7 @@ static void send_empty(rank *r)
         if (r->number == 1) usleep(2000);
         for (int i = 0; i < count; i++) {
             int64_t bytes = i ? 0 : BYTES - 50000 * turn / 3;
-            works[i] = r->number ? tr_recv_async(r->group, x, bytes, .dtype = TR_U8, .peer = peer, .timeout_ms = 10000)
+            works[i] = r->number ? tr_recv_async(r->group, x, bytes, .dtype = TR_U8, .peer = peer, .timeout_ms = JOIN_MS)
                                  : tr_send_async(r->group, x, bytes, .dtype = TR_U8, .peer = peer);
         }
         for (int i = 0; i < count; i++) OK(tr_wait(works[i]));
@@ -256,7 +264,7 @@ static void drop_the_group(rank *r)
         usleep(50000);
         return;
     }
-    usleep(100000);
+    while (!tr__failure_there(tcp_of(r)->failure)) usleep(1000); /* a barrier is another call */
     CHECK(tr_barrier(r->group) == TR_PEER);
     SAYS("rank 1 (pid ");
     SAYS(") gave up group 'world': the program dropped the group");
@@ -322,10 +330,8 @@ static void wrong_options_are_errors(void **state)
 /* Of a rank of the first group, to how many others there is one. */
 static int count_connections(const rank *r, tr__channel channel)
 {
-    struct tr__shm *shm;
-    tr__tcp *tcp;
+    tr__tcp *tcp = tcp_of(r);
     int count = 0;
-    tr__native_transports(r->group->state, &shm, &tcp);
     for (int other = 0; other < r->world; other++) count += tr__tcp_wire(tcp, other, channel) != NULL;
     return count;
 }
@@ -366,10 +372,8 @@ static void ranks_connect_with_those_that_they_talk_to(void **state)
 
 static int count_all(const rank *r)
 {
-    struct tr__shm *shm;
-    tr__tcp *tcp;
+    tr__tcp *tcp = tcp_of(r);
     int count = 0;
-    tr__native_transports(r->group->state, &shm, &tcp);
     pthread_mutex_lock(&tcp->network->lock);
     for (int other = 0; other < r->world; other++) {
         const tr__network_peer *peer = &tcp->network->peers[other];

@@ -30,6 +30,7 @@ static struct {
     int alive, port; /* the server ends when `alive` is closed */
     bool spaces;     /* it is on the first of the hosts that are network namespaces */
     double slowest_ms;
+    char temporary[32]; /* a TMPDIR of their own */
 } all = {.alive = -1};
 
 /* ---- What is to happen --------------------------------------------------------------------------------------------- */
@@ -172,17 +173,6 @@ static void have_had_a_thread(void)
 {
     pthread_t thread;
     if (pthread_create(&thread, NULL, do_nothing, NULL) == 0) pthread_join(thread, NULL);
-}
-
-/* How many more entries the folder has than before. A thread that was joined stands there a little longer. */
-static int more_entries(const char *folder, int before)
-{
-    int more = count_entries(folder) - before;
-    for (int ms = 0; ms < 1000 && more > 0; ms++) {
-        usleep(1000);
-        more = count_entries(folder) - before;
-    }
-    return more > 0 ? more : 0;
 }
 
 static void be_rank(const trial *t, int rank, trial_post *post)
@@ -374,8 +364,7 @@ static bool run_course(course *c)
 /* Nothing of ours has a name in the file system. */
 static int count_files(void)
 {
-    const char *temporary = getenv("TMPDIR");
-    return count_shared_files() + (temporary ? count_entries(temporary) : 0);
+    return count_shared_files() + count_entries(all.temporary);
 }
 
 bool trial_run(const trial *t, char wrong[TRIAL_TEXT])
@@ -419,6 +408,8 @@ bool trials_begin(bool spaces)
 {
     int ready[2], alive[2];
     if (spaces && !spaces_make(HOSTS)) return false;
+    strcpy(all.temporary, "/tmp/trireme-trials-XXXXXX");
+    if (!mkdtemp(all.temporary) || setenv("TMPDIR", all.temporary, 1) != 0) return false;
     all.spaces = spaces;
     if (pipe(ready) != 0 || pipe(alive) != 0) return false;
     fflush(NULL);
@@ -439,6 +430,7 @@ void trials_end(void)
 {
     close(all.alive);
     waitpid(all.server, NULL, 0);
+    rmdir(all.temporary);
     all.alive = -1;
     if (all.spaces) spaces_remove();
 }
