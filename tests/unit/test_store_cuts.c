@@ -278,7 +278,7 @@ static void what_counts_twice_is_asked_once(void **state)
     int64_t sum;
     void *held;
     size_t bytes;
-    tr_store *store = tr_store_tcp("127.0.0.1", m.port, .timeout_ms = 1000);
+    tr_store *store = tr_store_tcp("127.0.0.1", m.port, .timeout_ms = 3000);
     FAILS(TR_IO, tr_store_add(store, "k", 1, &sum), "lost while asking about key 'k'");
     assert_int_equal(atomic_load(&m.requests), 1);
     FAILS(TR_IO, tr_store_compare_set(store, "k", NULL, 0, "v", 1, &held, &bytes), "lost while asking about key 'k'");
