@@ -1,6 +1,7 @@
 /* Workers that do not end, that go without tr_rpc_stop(), or that send what is no message: a clear error at who deals with them, in
  * time, and all others go on. How tr_rpc_stop() deals with late ones is in test_rpc_stop.c, how workers that are killed end in
  * test_rpc_process.c. */
+#include "entries.h"
 #include "rpc_workers.h"
 
 #include "base/clock.h"
@@ -9,7 +10,6 @@
 
 #include <trireme/ops.h>
 
-#include <dirent.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -58,30 +58,69 @@ static tr_status find_wait(const char *text, int for_whom)
     return found ? TR_OK : tr_fail(TR_INTERNAL, "no wait '%s' for %d is recorded", text, for_whom);
 }
 
-static int64_t dozes_for_a_while_whose_length_in_ms_is_given(int64_t ms)
+#define LONG_NAME "holds_until_it_is_seen_that_its_caller_waits_for_it"
+
+static atomic_int *seen; /* which both processes share */
+
+static int64_t hold(int64_t x)
 {
-    usleep((unsigned)(1000 * ms));
-    return ms;
+    while (!atomic_load(seen)) usleep(1000);
+    return x;
 }
-TR_RPC(dozes_for_a_while_whose_length_in_ms_is_given, I64, RETURNS(I64));
+TR_RPC(hold, I64, RETURNS(I64));
+
+typedef struct awaited {
+    const char *text;
+    int for_whom;
+    pthread_t thread;
+} awaited;
+
+static void *see(void *arg)
+{
+    const awaited *a = arg;
+    for (int ms = 0; ms < PATIENCE_MS && find_wait(a->text, a->for_whom) != TR_OK; ms++) usleep(1000);
+    atomic_store(seen, 1);
+    return NULL;
+}
+
+static tr_status begin_to_see(awaited *a)
+{
+    atomic_store(seen, 0);
+    CHECK(pthread_create(&a->thread, NULL, see, a) == 0);
+    return TR_OK;
+}
+
+static tr_status end_seeing(const awaited *a)
+{
+    pthread_join(a->thread, NULL);
+    return find_wait(a->text, a->for_whom);
+}
 
 /* Whom it waits for is known of a call, and of a value that is made here nobody. */
 static tr_status wait_for_values(rank *r)
 {
     TR_SCOPE;
+    seen = &r->post[-r->number].reports;
     tr_rpc *rpc = start(r);
-    const tr_rpc_function *long_named = &dozes_for_a_while_whose_length_in_ms_is_given_rpc;
+    tr_rpc_function long_named = hold_rpc;
+    long_named.name = LONG_NAME;
     TRY(tr_status_of(rpc));
-    TRY(tr_rpc_register(rpc, long_named));
+    TRY(tr_rpc_register(rpc, &hold_rpc));
+    TRY(tr_rpc_register(rpc, &long_named));
     TRY(tr_barrier(r->group));
     if (r->number) {
         tr_value value;
-        TRY(tr_rref_local(tr_remote(rpc, "worker1", "doze", 300), &value));
-        TRY(find_wait("a value that is made here", -1));
-        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", "doze", 300)));
-        TRY(find_wait("rpc doze on \"worker0\"", 0));
-        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", long_named->name, 300)));
-        TRY(find_wait("rpc dozes_for_a_while_whose_length_in_ms_i on \"worker0\"", 0));
+        awaited here = {.text = "a value that is made here", .for_whom = -1}, there = {.text = "rpc hold on \"worker0\""},
+                long_one = {.text = "rpc holds_until_it_is_seen_that_its_caller on \"worker0\""};
+        TRY(begin_to_see(&here));
+        TRY(tr_rref_local(tr_remote(rpc, "worker1", "hold", 1), &value));
+        TRY(end_seeing(&here));
+        TRY(begin_to_see(&there));
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", "hold", 1)));
+        TRY(end_seeing(&there));
+        TRY(begin_to_see(&long_one));
+        TRY(tr_future_wait(tr_rpc_sync(rpc, "worker0", LONG_NAME, 1)));
+        TRY(end_seeing(&long_one));
     }
     return tr_rpc_stop(rpc);
 }
@@ -114,15 +153,6 @@ static void the_record_ends_before_a_wait(void **state)
 
 /* ---- Not stopping --------------------------------------------------------------------------------------------------- */
 
-static int count_threads(void)
-{
-    int count = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    while (tasks && readdir(tasks)) count++;
-    if (tasks) closedir(tasks);
-    return count;
-}
-
 /* Calls that end by their function, by their timeout and with their worker. */
 static tr_status begin_and_leave(const rank *r)
 {
@@ -142,10 +172,9 @@ static tr_status begin_and_leave(const rank *r)
 /* The last reference to an agent is that of a call, which ends on a thread of the agent's. */
 static tr_status drop_what_is_under_way(rank *r)
 {
-    int before = count_threads();
+    int before = count_entries("/proc/self/task");
     TRY(begin_and_leave(r));
-    for (int ms = 0; ms < PATIENCE_MS && count_threads() > before; ms++) usleep(1000);
-    CHECK(count_threads() <= before);
+    CHECK(more_entries("/proc/self/task", before) == 0);
     return TR_OK;
 }
 
@@ -393,6 +422,7 @@ static tr_status name_no_block(rank *r)
     TR_SCOPE;
     tr_rpc *rpc = start(r);
     TRY(tr_status_of(rpc));
+    int64_t before = tr__now_ns();
     TRY(tr_barrier(r->group));
     if (r->number) {
         tr__rpc_writer w;
@@ -405,7 +435,6 @@ static tr_status name_no_block(rank *r)
         tr__rpc_writer_end(&w);
     }
     rpc->timeout_ms = 100; /* shorter than a block is waited for in any case */
-    int64_t before = tr__now_ns();
     for (int ms = 0; ms < PATIENCE_MS && !atomic_load(&rpc->links[1 - r->number].gone); ms++) usleep(1000);
     if (r->number == 0) {
         CHECK(call_worker(rpc, 1) == TR_TIMEOUT);
@@ -458,7 +487,7 @@ static void nobody_waits_for_the_rest_of_nonsense(void **state)
         atomic_store(now, BEFORE);
         start_job(&j, 2, write_nonsense_and_die, NULL);
         for (int i = 0; i < 2; i++) await_turns(&j, i, 1);
-        assert_int_equal(kill(j.ranks[0].pid, SIGSTOP), 0);
+        stop_rank(&j, 0);
         atomic_store(now, STOPPED);
         assert_int_equal(waitid(P_PID, (id_t)j.ranks[1].pid, &ended, WEXITED | WNOWAIT), 0);
         atomic_store(now, DEAD);

@@ -195,20 +195,31 @@ static void answers_that_are_owed_go_with_their_caller(void **state)
 
 /* ---- Time --------------------------------------------------------------------------------------------------------- */
 
+static atomic_int *let_go; /* which both processes share */
+
+static tr_status hold(void)
+{
+    while (!atomic_load(let_go)) usleep(1000);
+    return TR_OK;
+}
+TR_RPC(hold, RETURNS(NONE));
+
 static tr_status be_impatient(rank *r)
 {
     TR_SCOPE;
+    let_go = &r->post[-r->number].reports;
     tr_rpc *rpc = start(r);
     TRY(tr_status_of(rpc));
+    TRY(tr_rpc_register(rpc, &hold_rpc));
     TRY(tr_barrier(r->group));
     if (r->number == 0) {
-        tr_rpc_call call = {.size = sizeof call, .rpc = rpc, .to = "worker1", .function = "sleep_ms",
-            .arguments = TR_VALUES(300), .count = 1, .timeout_ms = 20};
+        tr_rpc_call call = {.size = sizeof call, .rpc = rpc, .to = "worker1", .function = "hold", .timeout_ms = 20};
         CHECK(tr_future_wait(tr_rpc_sync_with(&call)) == TR_TIMEOUT);
         CHECK(strstr(tr_error_message(), "no answer within 0.02 s"));
-        tr_future *f = tr_rpc_async(rpc, "worker1", "sleep_ms", 300);
+        tr_future *f = tr_rpc_async(rpc, "worker1", "hold");
         TRY(tr_future_cancel(f));
         CHECK(tr_future_wait(f) == TR_CANCELLED);
+        atomic_store(let_go, 1);
         TRY(tr_future_wait(tr_rpc_sync(rpc, "worker1", "echo", tr_ones(TR_SHAPE(1)))));
     }
     return tr_rpc_stop(rpc);
