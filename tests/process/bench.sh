@@ -171,7 +171,8 @@ done
 "$TRIREME" bench groups --ranks 3 --groups 20 --json r.json >out 2>err || fail "groups"
 case $(number split_us_median) in [0-9]*) ;; *) fail "groups: $(cat r.json)" ;; esac
 for key in fds_per_rank threads_per_rank; do
-    [ "$(number $key)" = "$(number ${key}_with_1)" ] || fail "groups: more $key: $(cat r.json)"
+    more=$(($(number $key) - $(number ${key}_with_1))) # a thread of a rank's may be replacing a descriptor that it holds in reserve
+    [ $more -ge -1 ] && [ $more -le 1 ] || fail "groups: $more more $key: $(cat r.json)"
 done
 
 # A checkpoint: every key, the peer asked for its part, and nothing left behind.

@@ -453,7 +453,7 @@ static void late(void)
         EXPECT(tr_barrier(g) == TR_TIMEOUT);
         printf("rank %d: %s\n", rank, tr_error_message());
         fflush(stdout);
-        sleep(1); /* mpirun ends all when the first one ends */
+        sleep(3); /* mpirun ends all when the first one ends */
     }
     OK(tr_leave(g));
 }
@@ -525,7 +525,7 @@ static void dropped(void)
     tr_release(recv);
     printf("rank %d: %s\n", rank, tr_error_message());
     fflush(stdout);
-    sleep(1); /* mpirun ends all when the first one ends */
+    sleep(3); /* mpirun ends all when the first one ends */
 }
 
 static void forever(void)

@@ -3,7 +3,7 @@
 # cores, sends and receives beside them, the native backend under mpirun, calls and messages that differ, a rank, the store and
 # a message that stay away, a group that is dropped, and a rank that is killed.
 # The library is built with one MPI; for the other, only what stands on MPI is compiled again and linked before it.
-# ctest: timeout=300
+# ctest: timeout=600
 . "$SOURCE/tests/process/common"
 at_end() { # mpirun takes its ranks along when it is asked to end
     [ -z "$job" ] || kill "$job" 2>/dev/null || :

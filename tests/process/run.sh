@@ -6,13 +6,13 @@
 # alive PID: is there such a process, zombies apart?
 alive() { [ -r "/proc/$1/stat" ] && ! sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | grep -q '^[ZX]'; }
 
-# all_gone PID…: at the latest in a second.
+# all_gone PID…: waits for that.
 all_gone() {
     for pid; do
         tries=0
         while alive "$pid"; do
             tries=$((tries + 1))
-            [ $tries -lt 20 ] || fail "process $pid is still there"
+            [ $tries -lt 1200 ] || fail "process $pid is still there"
             sleep 0.05
         done
     done
@@ -32,7 +32,7 @@ kill -9 "$victim"
 end
 took=$(($(milliseconds) - before))
 [ $code = 1 ] || fail "exit code $code for a killed rank"
-[ $took -lt 2000 ] || fail "the job took $took ms to end"
+[ $took -lt 30000 ] || fail "the job took $took ms to end" # not the 1000 s of its ranks
 grep -q "^trireme run: rank 1 (pid $victim) was killed by signal 9 (Killed) after [0-9.]* s; its last lines:$" "$work/err" ||
     fail "the report does not name the rank and the signal"
 all_gone $everyone
@@ -60,7 +60,7 @@ for killed in 1 2; do
     tries=0
     while guard=$(guard_of "$job"); [ -z "$guard" ] || [ "$guard" = "$old" ]; do
         tries=$((tries + 1))
-        [ $tries -lt 100 ] || fail "nobody takes the place of the guard"
+        [ $tries -lt 1200 ] || fail "nobody takes the place of the guard"
         sleep 0.05
     done
 done
@@ -147,11 +147,16 @@ all_gone $(number child) $guard
 
 # The end of stdin stops, and kills those that take no notice; ^C in it stops, and waits for them.
 stubborn='trap "echo asked" TERM; echo "rank $$"; until [ -e "$0" ]; do sleep 0.05; done; echo saved'
-sleep 0.5 | "$TRIREME" run --stop-on-eof --grace 0.2 -n 1 sh -c "$stubborn" "$work/never" >"$work/out" 2>&1 && fail "it ended well" || code=$?
+mkfifo "$work/stdin" # read from last: it opens when the output of before is gone
+"$TRIREME" run --stop-on-eof --grace 2 -n 1 sh -c "$stubborn" "$work/never" >"$work/out" 2>"$work/err" <"$work/stdin" &
+job=$!
+exec 3>"$work/stdin"
+wait_for 1 rank
+exec 3>&-
+end
 [ $code = 143 ] && grep -q asked "$work/out" || fail "exit code $code after the end of stdin"
 all_gone $(number rank)
-mkfifo "$work/stdin"
-"$TRIREME" run --stop-on-eof --grace 0.1 -n 1 sh -c "$stubborn" "$work/save" <"$work/stdin" >"$work/out" 2>"$work/err" &
+"$TRIREME" run --stop-on-eof --grace 0.1 -n 1 sh -c "$stubborn" "$work/save" >"$work/out" 2>"$work/err" <"$work/stdin" &
 job=$!
 exec 3>"$work/stdin"
 wait_for 1 rank
@@ -165,7 +170,7 @@ exec 3>&-
 
 # Its second signal must not be taken for the first: with a short grace, and when stdin ends right behind a ^C.
 for stdin in 0.05: 0.3:'\003'; do
-    { sleep 0.5; printf "${stdin#*:}"; } | timeout 20 "$TRIREME" run --stop-on-eof --grace "${stdin%%:*}" -n 1 sh -c "$stubborn" \
+    { sleep 0.5; printf "${stdin#*:}"; } | timeout 60 "$TRIREME" run --stop-on-eof --grace "${stdin%%:*}" -n 1 sh -c "$stubborn" \
         "$work/never" >"$work/out" 2>&1 && fail "it ended well" || code=$?
     [ $code = 143 ] || fail "exit code $code after $stdin and the end of stdin: the rank was not killed"
     all_gone $(number rank)

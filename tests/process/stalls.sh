@@ -86,6 +86,6 @@ end
 start -n 2 --timeout 5 "$BUILD/process/turns" "$work/never" 18
 end
 [ $code = 1 ] && grep -q 'rank 0 waited 5 s for rank 1' err || fail "exit code $code of run --timeout 5"
-start -n 2 --timeout 1 sh -c '[ $RANK = 0 ] || exec sleep 1000; exec "$0" "$1"' "$BUILD/process/turns" "$work/never"
+start -n 2 --timeout 3 sh -c '[ $RANK = 0 ] || exec sleep 1000; exec "$0" "$1"' "$BUILD/process/turns" "$work/never"
 end
-[ $code = 1 ] && grep -q 'of 2 ranks, rank 1 did not join within 1 s' err || fail "exit code $code while ranks join"
+[ $code = 1 ] && grep -q 'of 2 ranks, rank 1 did not join within 3 s' err || fail "exit code $code while ranks join"

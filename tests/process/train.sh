@@ -19,7 +19,7 @@ wait_for() { # PATTERN in err
     tries=0
     until grep -q "$1" err; do
         tries=$((tries + 1))
-        [ $tries -lt 400 ] || fail "no line with $1"
+        [ $tries -lt 1200 ] || fail "no line with $1"
         sleep 0.05
     done
 }
@@ -160,7 +160,7 @@ for victim in 1 0; do
     end
     took=$((($(date +%s%N) - before) / 1000000))
     [ $code = 1 ] || fail "exit code $code for a killed rank"
-    [ $took -lt 2000 ] || fail "the job took $took ms to end"
+    [ $took -lt 30000 ] || fail "the job took $took ms to end" # and not until its last step
     grep -q "^trireme train gpt: rank $victim (pid $pid) was killed by signal 9" err || fail "rank $victim is not named"
     [ "$(grep -c '^trireme' err)" = 1 ] || fail "more than one message"
     for pid in $(echo "$ranks" | sed 's/.* //'); do

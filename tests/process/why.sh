@@ -4,6 +4,19 @@
 . "$SOURCE/tests/process/common"
 shown="out err why"
 why() { "$TRIREME" why "$@" >"$work/why" 2>&1; }
+# why_says JOB PATTERN…: waits until it says all of that, as its ranks may still be on their way to where they wait.
+why_says() {
+    asked=$1 tries=0
+    shift
+    until why "$asked" && says_all "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || fail "trireme why never says all of: $*"
+        sleep 0.1
+    done
+}
+says_all() {
+    for pattern; do grep -qE -e "$pattern" "$work/why" || return 1; done
+}
 says() { grep -qE -e "$1" "$work/why" || fail "trireme why does not say \"$1\""; }
 stopped() { grep -q '^State:.T' "/proc/$1/status"; }
 
@@ -14,10 +27,10 @@ pid=$(number 'rank 2 is')
 tries=0
 until stopped "$pid"; do
     tries=$((tries + 1))
-    [ $tries -lt 200 ] || fail "rank 2 does not stop"
+    [ $tries -lt 1200 ] || fail "rank 2 does not stop"
     sleep 0.05
 done
-sleep 0.5 # the others wait by now
+why_says "why-$$" "=> rank 2 \(pid $pid, stopped\) is what ranks 0 and 1 wait for: "
 for asked in "why-$$" "$job" "$pid"; do
     why "$asked" || fail "exit code $? for job $asked"
     says "^job why-$$ on host "
@@ -42,9 +55,7 @@ start -n 2 --job "crossed-$$" "$BUILD/process/crossed"
 wait_for 2 'rank . is'
 zero=$(number 'rank 0 is')
 one=$(number 'rank 1 is')
-sleep 0.5
-why "crossed-$$" || fail "exit code $? for a job whose ranks wait in two groups"
-says "=> rank 0 \(pid $zero\) waits in all_reduce #1 .* of group 'world.1-0' for rank 1 \(pid $one\), which waits in all_reduce #1 .* of group 'world.2-0' for rank 0 \(pid $zero\): ranks must make their calls in groups that they share in one order "
+why_says "crossed-$$" "=> rank 0 \(pid $zero\) waits in all_reduce #1 .* of group 'world.1-0' for rank 1 \(pid $one\), which waits in all_reduce #1 .* of group 'world.2-0' for rank 0 \(pid $zero\): ranks must make their calls in groups that they share in one order "
 [ "$(grep -c '=>' "$work/why")" = 1 ] || fail "something else is named, too"
 kill "$job"
 end
@@ -56,18 +67,14 @@ wait_for 2 'rank . is'
 wait_for 1 'rank 0 trains'
 pid=$(number 'rank 1 is')
 kill -STOP "$pid"
-sleep 0.5
-why "remote-$$" || fail "exit code $? for a job of remote calls"
-says "^  rpc of 'world' \(native\): 2 of 2 ranks are on this host$"
-says "rank 0 \(pid [0-9]*\) *in (rpc [^ ]* on \"back\"|distributed (backward|step on \"back\")) for .* s, waits for rank 1$"
-says "=> rank 1 \(pid $pid, stopped\) is what rank 0 waits for: "
+why_says "remote-$$" "^  rpc of 'world' \(native\): 2 of 2 ranks are on this host$" \
+    "rank 0 \(pid [0-9]*\) *in (rpc [^ ]* on \"back\"|distributed (backward|step on \"back\")) for .* s, waits for rank 1$" \
+    "=> rank 1 \(pid $pid, stopped\) is what rank 0 waits for: "
 kill -CONT "$pid"
 front=$(number 'rank 0 is')
 kill -STOP "$front"
-sleep 0.5
-why "remote-$$" || fail "exit code $? for a job of remote calls"
-says "rank 1 \(pid $pid\) *in tr_rpc_stop\(\) for .* s, waits for rank 0$"
-says "=> rank 0 \(pid $front, stopped\) is what rank 1 waits for: tr_rpc_stop\(\) needs it "
+why_says "remote-$$" "rank 1 \(pid $pid\) *in tr_rpc_stop\(\) for .* s, waits for rank 0$" \
+    "=> rank 0 \(pid $front, stopped\) is what rank 1 waits for: tr_rpc_stop\(\) needs it "
 kill -CONT "$front"
 touch "$work/over"
 end
@@ -86,7 +93,6 @@ grep -q "tr_rpc_stop: worker 0 (\"front\", pid $pid) died, or exited without tr_
 rm "$work/over"
 start -n 3 --job crash --flight-dir "$work/flight" "$BUILD/process/turns" "$work/over"
 wait_for 3 'rank . is'
-sleep 0.2
 kill -9 "$(number 'rank 1 is')"
 end
 [ $code = 1 ] || fail "exit code $code of a job with a killed rank"
