@@ -73,7 +73,7 @@ void run_job_in(const setting *s, int world, rank_body body, const void *arg);
 
 /* Starts ranks, kills one a while after all have made three calls, and reaps all. When it was killed; finish() comes later. */
 int64_t kill_one_of(job *j, const setting *s, int world, int victim, rank_body body, const void *arg, int delay_us);
-/* A survivor must have failed with TR_PEER within five seconds, and must name the victim and say all of these words. */
+/* A survivor must have failed with TR_PEER within ten seconds, and must name the victim and say all of these words. */
 void check_survivor(const job *j, int number, int victim, int64_t killed, const char *const words[3]);
 /* Starts ranks, stops one until all others have given up on it, lets it go on, and reaps it, too. finish() comes later. */
 void stop_one_of(job *j, const setting *s, int world, int victim, rank_body body, const void *arg);
