@@ -250,6 +250,32 @@ static void the_other_group_is_named(void **state)
     close(ready[1]);
 }
 
+/* Whatever it has written down: it is not what keeps it from going on. */
+static void a_stopped_rank_waits_for_nobody(void **state)
+{
+    (void)state;
+    int how;
+    char *text;
+    pid_t child = fork();
+    if (child == 0) {
+        tr__recorder *r = open_rank("world", 0, 2, "native", NULL);
+        tr__recorder_joined(r);
+        enter(r, TR_BARRIER, 5, 0);
+        tr__recorder_waits_for(r, (int[]){1}, 1);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    assert_true(child > 0 && waitpid(child, &how, WUNTRACED) == child && WIFSTOPPED(how));
+    tr__recorder *one = open_rank("world", 1, 2, "native", NULL);
+    tr__recorder_joined(one);
+    assert_int_equal(tr_job_explain("unit", &text), TR_OK);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &how, 0), child);
+    if (!strstr(text, ", stopped)") || strstr(text, "for each other")) fail_msg("%s", text);
+    free(text);
+    tr__recorder_close(one);
+}
+
 /* Ranks' records in several groups, told as those of processes 1001, 1002, … by their numbers in the job. */
 static char *explain_processes(const int *process, int count, bool stalls)
 {
@@ -409,6 +435,7 @@ int main(void)
         cmocka_unit_test(differences_are_pointed_out),
         cmocka_unit_test(a_dead_peer_is_known_to_be_of_a_host_with_a_long_name),
         cmocka_unit_test(the_other_group_is_named),
+        cmocka_unit_test(a_stopped_rank_waits_for_nobody),
         cmocka_unit_test(a_circle_across_groups_is_told_once),
         cmocka_unit_test(a_circle_may_lead_through_several_ranks),
         cmocka_unit_test(a_remote_call_is_in_no_circle),

@@ -334,7 +334,7 @@ static void print_circle(const members *m)
     char text[TR__RANKS_TEXT];
     for (int rank = 0; rank < m->world; rank++) {
         const tr__record *r = m->ranks[rank].record;
-        if (!m->ranks[rank].wait_count) continue;
+        if (!is_waiting(m, rank)) continue;
         if (count < TR__RECORD_WAITS) ranks[count++] = rank;
         int64_t wait = wait_of(m, r, tr__record_running(r));
         if (wait > longest) longest = wait;
