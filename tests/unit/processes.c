@@ -54,6 +54,7 @@ void start_job_in(job *j, const setting *s, int world, rank_body body, const voi
     for (int i = 0; i < world; i++) {
         rank *r = &j->ranks[i];
         *r = (rank){.number = i, .world = world, .post = &j->posts[i], .arg = arg};
+        atomic_store(&r->post->patience_ms, PATIENCE_MS);
         r->pid = fork();
         assert_true(r->pid >= 0);
         if (r->pid > 0) continue;
@@ -158,9 +159,22 @@ void check_survivor(const job *j, int number, int victim, int64_t killed, const 
         fail_msg("rank %d took %g s to notice", number, (double)(p->ended - killed) / 1e9);
 }
 
+/* Ten times as long as a turn takes now, and two seconds at least. */
+static int patience_for(const job *j)
+{
+    enum { TURNS = 3, LEAST_MS = 2000, MOST_MS = 20000 };
+    int64_t began = tr__now_ns();
+    await_turns(j, 0, atomic_load(&j->posts[0].turns) + TURNS);
+    int64_t ms = 10 * (tr__now_ns() - began) / TURNS / 1000000;
+    return ms < LEAST_MS ? LEAST_MS : ms > MOST_MS ? MOST_MS : (int)ms;
+}
+
 void stop_one_of(job *j, const setting *s, int world, int victim, rank_body body, const void *arg)
 {
     start_and_let_turn(j, s, world, body, arg);
+    int patience_ms = patience_for(j);
+    for (int i = 0; i < world; i++) atomic_store(&j->posts[i].patience_ms, patience_ms);
+    for (int i = 0; i < world; i++) await_turns(j, i, atomic_load(&j->posts[i].turns) + 2); /* calls have that by then */
     stop_rank(j, victim);
     for (int i = 0; i < world; i++)
         if (i != victim) reap(j, i);

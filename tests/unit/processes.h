@@ -18,6 +18,7 @@ enum { RANKS_MOST = 5, RANKS_ROOM = 16, JOIN_MS = 60000, PATIENCE_MS = 60000 }; 
 typedef struct post {
     atomic_int turns;       /* calls that went well */
     atomic_int reports;     /* of ranks that are late, in the log of one that counts them */
+    atomic_int patience_ms; /* for a call that is to end when another rank is stopped: stop_one_of() shortens it just before */
     _Atomic int64_t ended; /* when the body returned, by tr__now_ns(); 0: not yet */
     tr_status status;
     char text[2048];

@@ -445,7 +445,8 @@ static tr_status act_with_a_timeout(rank *r)
 {
     float x[1000] = {0};
     tr_status status;
-    while ((status = tr_all_reduce(r->group, x, 1000, .timeout_ms = 2000)) == TR_OK) atomic_fetch_add(&r->post->turns, 1);
+    while ((status = tr_all_reduce(r->group, x, 1000, .timeout_ms = atomic_load(&r->post->patience_ms))) == TR_OK)
+        atomic_fetch_add(&r->post->turns, 1);
     return status;
 }
 

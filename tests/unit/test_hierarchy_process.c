@@ -115,7 +115,7 @@ static tr_status act_with_a_timeout(rank *r)
     float *x = calloc(3 * COUNT, sizeof *x);
     CHECK(x);
     tr_status status;
-    while ((status = tr_all_reduce(r->group, x, 3 * COUNT, .timeout_ms = 2000)) == TR_OK)
+    while ((status = tr_all_reduce(r->group, x, 3 * COUNT, .timeout_ms = atomic_load(&r->post->patience_ms))) == TR_OK)
         atomic_fetch_add(&r->post->turns, 1);
     free(x);
     return status;

@@ -182,7 +182,7 @@ static tr_status act_with_a_timeout(rank *r)
     float *x = calloc(COUNT, sizeof *x);
     CHECK(x);
     tr_status status;
-    while ((status = tr_all_reduce(r->group, x, COUNT, .timeout_ms = 2000)) == TR_OK)
+    while ((status = tr_all_reduce(r->group, x, COUNT, .timeout_ms = atomic_load(&r->post->patience_ms))) == TR_OK)
         atomic_fetch_add(&r->post->turns, 1);
     free(x);
     return status;
