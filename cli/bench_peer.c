@@ -67,12 +67,6 @@ static int spawn(const char *command, char **env, int in, int out, pid_t *pid)
     return error;
 }
 
-static bool failed(const char *what, const char *why)
-{
-    tr__complain(TR__BENCH, "%s: %s", what, why);
-    return false;
-}
-
 /* ---- Turns ------------------------------------------------------------------------------------------------------- */
 
 typedef struct process {
@@ -200,6 +194,15 @@ static const char *read_line(tr__peer *p)
 
 /* ---- A peer's life ----------------------------------------------------------------------------------------------- */
 
+/* Whoever failed is not waited for: it gets SIGTERM at once, and all that it has started. */
+static bool failed(tr__peer *p, const char *what, const char *why)
+{
+    tr__complain(TR__BENCH, "%s: %s", what, why);
+    if (p->pid > 0) kill(-p->pid, SIGTERM);
+    tr__peer_stop(p);
+    return false;
+}
+
 bool tr__peer_start(tr__peer *p, int threads, const char *command, ...)
 {
     int to[2] = {-1, -1}, from[2] = {-1, -1};
@@ -208,7 +211,7 @@ bool tr__peer_start(tr__peer *p, int threads, const char *command, ...)
     va_start(args, command);
     int length = vasprintf(&text, command, args);
     va_end(args);
-    if (length < 0) return failed("cannot start the peer", strerror(ENOMEM));
+    if (length < 0) return failed(p, "cannot start the peer", strerror(ENOMEM));
     snprintf(omp, sizeof omp, "OMP_NUM_THREADS=%d", threads);
     signal(SIGPIPE, SIG_IGN); /* a peer that ends is a message, not our end */
     char **env = clean_environment(omp);
@@ -222,7 +225,7 @@ bool tr__peer_start(tr__peer *p, int threads, const char *command, ...)
     if (error) {
         if (to[1] >= 0) close(to[1]);
         if (from[0] >= 0) close(from[0]);
-        return failed("cannot start the peer", strerror(error));
+        return failed(p, "cannot start the peer", strerror(error));
     }
     *p = (tr__peer){.pid = pid, .to = to[1], .from = from[0]};
     for (const char *line; (line = read_line(p));) {
@@ -231,7 +234,7 @@ bool tr__peer_start(tr__peer *p, int threads, const char *command, ...)
         let_run(p, false);
         return true;
     }
-    return failed("--peer", "it ended before it printed \"ready\"");
+    return failed(p, "--peer", "it ended before it printed \"ready\"");
 }
 
 bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
@@ -239,10 +242,10 @@ bool tr__peer_ask(tr__peer *p, const char *ask, double *answer)
     let_run(p, true);
     const char *line = dprintf(p->to, "%s\n", ask) >= 0 ? read_line(p) : NULL;
     let_run(p, false);
-    if (!line) return failed("--peer", "it ended before its work was done");
+    if (!line) return failed(p, "--peer", "it ended before its work was done");
     char *end;
     *answer = strtod(line, &end);
-    if (end == line || !(*answer > 0) || !isfinite(*answer)) return failed("--peer: not a time", line);
+    if (end == line || !(*answer > 0) || !isfinite(*answer)) return failed(p, "--peer: not a time", line);
     return true;
 }
 

@@ -109,6 +109,16 @@ refuses 'it ended before it printed "ready"' --peer 'echo no' --ranks 2
 refuses 'it ended before its work was done' --peer 'echo ready; read line; echo 1'
 refuses 'it ended before its work was done' --peer "sleep $mark & echo ready; read line; echo 1"
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
+# Nobody waits for a peer that failed, nor is it left behind.
+refuses 'not a time' --peer "echo ready; read line; echo fast; exec sleep $mark"
+gone "sleep $mark"
+for bench in rpc dist-autograd; do
+    ! "$TRIREME" bench $bench --peer "sleep $mark &" >out 2>err || fail "$bench took a peer that ends"
+    grep -q 'it ended before it printed "ready"' err || fail "$bench: no word about its peer"
+    gone "sleep $mark"
+done
+
+# What cannot go well is said once, before anything is measured.
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
 refuses '--model takes one of nano, gpt-mini, gpt2, bert-tiny, bert-base, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5
 refuses '--seq: the samples of mlp are no sequences' --model mlp
