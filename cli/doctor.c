@@ -53,14 +53,15 @@ static bool is_number(const char *text)
     return strtol(text, &end, 10) >= 1 && !*end;
 }
 
-/* Between commas only words that stand in `known`, there with a space on both sides? */
+/* Does the word stand in `known`, there with a space on both sides? Where `known` begins with a comma, all words between commas? */
 static bool are_words(const char *text, const char *known)
 {
+    bool several = *known == ',';
     for (size_t n; *text; text += n + (text[n] == ',')) {
-        n = strcspn(text, ",");
+        n = strcspn(text, several ? "," : "");
         char word[16];
         snprintf(word, sizeof word, " %.*s ", (int)n, text);
-        if (n && !strstr(known, word)) return false;
+        if (n && (memchr(text, ' ', n) || !strstr(known, word))) return false;
     }
     return true;
 }
@@ -73,7 +74,8 @@ static void check_settings(findings *f)
         {"TRIREME_CPU_DEVICES", NULL, "a whole number of 1 or more"},
         {"LOCAL_WORLD_SIZE", NULL, "a whole number of 1 or more"},
         {"TRIREME_TIMEOUT", NULL, "a whole number of seconds, 1 or more"},
-        {"TRIREME_CHECK", " 0 1 nan inf sync wire replicas ", "1, nan, inf, sync, wire or replicas, or several with commas between"},
+        {"TRIREME_CHECK", ", 0 1 nan inf sync wire replicas ",
+         "1, nan, inf, sync, wire or replicas, or several with commas between"},
         {"TRIREME_ISA", " generic avx2 avx512 avx512bf16 ", "generic, avx2, avx512 or avx512bf16"},
         {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
         {"TRIREME_LOG", " off error warn info debug ", "off, error, warn, info or debug"},

@@ -33,6 +33,16 @@ done
 has '^ok       matrix engine: oneDNN'
 has '7 wrong$'
 
+# Words that would make sense alone are not a setting together, but for those of TRIREME_CHECK with commas between.
+code=0
+output=$(TRIREME_CHECK='nan inf' TRIREME_ISA=avx2,avx512 TRIREME_ENCRYPT=0,1 TRIREME_LOG=warn,info "$TRIREME" doctor) || code=$?
+[ $code = 1 ] || fail "exit code $code with two words"
+for setting in 'TRIREME_CHECK=nan inf' TRIREME_ISA=avx2,avx512 TRIREME_ENCRYPT=0,1 TRIREME_LOG=warn,info; do
+    has "^wrong    environment: $setting makes no sense$"
+done
+has '^ok       matrix engine: oneDNN'
+has '4 wrong$'
+
 # An older processor, played by this one.
 output=$(TRIREME_ISA=generic "$TRIREME" doctor) || fail "something is wrong with TRIREME_ISA=generic"
 [ "$(uname -m)" != x86_64 ] || has '^ok       matrix engine: oneDNN .* with sse41 kernels'
