@@ -171,6 +171,7 @@ int main(int argc, char **argv)
         else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
     }
     if (argc > 1) s.trainers = atoi(argv[1]);
+    if (s.trainers < 1) return fprintf(stderr, "1 trainer or more, not %s\n", argv[1]), 2;
     TR_CHECK(tr_spawn(work, tables + s.trainers, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }

@@ -104,10 +104,10 @@ int main(int argc, char **argv)
     setenv("TRIREME_CPU_DEVICES", "2", 1); /* cpu:0 and cpu:1, each with half of the cores; before the first use of one */
     const char *kind = "cpu";
     int steps = all_steps;
-    for (; argc > 2; argc -= 2, argv += 2) {
-        if (strcmp(argv[1], "--device") == 0) kind = argv[2];
-        else if (strcmp(argv[1], "--steps") == 0) steps = atoi(argv[2]);
-        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    for (; argc > 1; argc -= 2, argv += 2) {
+        if (argc > 2 && strcmp(argv[1], "--device") == 0) kind = argv[2];
+        else if (argc > 2 && strcmp(argv[1], "--steps") == 0) steps = atoi(argv[2]);
+        else return fprintf(stderr, "usage: model_split [--device NAME] [--steps N]\n"), 2;
     }
     tr_device first = {.index = 0}, second = {.index = 1};
     TR_CHECK(tr_device_kind_named(kind, &first.kind));

@@ -183,10 +183,10 @@ int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
     settings s = {"cpu", all_steps};
-    for (; argc > 2; argc -= 2, argv += 2) {
-        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
-        else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
-        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    for (; argc > 1; argc -= 2, argv += 2) {
+        if (argc > 2 && strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (argc > 2 && strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
+        else return fprintf(stderr, "usage: rnn_remote_embedding [--device NAME] [--steps N]\n"), 2;
     }
     TR_CHECK(tr_spawn(work, 2, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;

@@ -104,11 +104,11 @@ int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the ranks leave main() here */
     settings s = {"cpu", "native", all_steps};
-    for (; argc > 2; argc -= 2, argv += 2) {
-        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
-        else if (strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
-        else if (strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
-        else return fprintf(stderr, "there is no option %s\n", argv[1]), 2;
+    for (; argc > 1; argc -= 2, argv += 2) {
+        if (argc > 2 && strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (argc > 2 && strcmp(argv[1], "--backend") == 0) snprintf(s.backend, sizeof s.backend, "%s", argv[2]);
+        else if (argc > 2 && strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
+        else return fprintf(stderr, "usage: tensor_parallel [--device NAME] [--backend NAME] [--steps N]\n"), 2;
     }
     TR_CHECK(tr_spawn(train, 4, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;

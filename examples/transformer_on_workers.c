@@ -191,9 +191,10 @@ int main(int argc, char **argv)
 {
     TR_SPAWN_ENTRY; /* the processes leave main() here */
     settings s = {"cpu", all_steps};
-    for (; argc > 2; argc -= 2, argv += 2)
-        if (strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
-        else s.steps = atoi(argv[2]);
+    for (; argc > 1; argc -= 2, argv += 2)
+        if (argc > 2 && strcmp(argv[1], "--device") == 0) snprintf(s.device, sizeof s.device, "%s", argv[2]);
+        else if (argc > 2 && strcmp(argv[1], "--steps") == 0) s.steps = atoi(argv[2]);
+        else return fprintf(stderr, "usage: transformer_on_workers [--device NAME] [--steps N]\n"), 2;
     TR_CHECK(tr_spawn(work, layers + 1, .argument = &s, .bytes = sizeof s, .pass_signals = true));
     return 0;
 }
