@@ -153,6 +153,11 @@ def split(rank, world):
     dist.all_reduce(x, group=part)
     alike(x, torch.full((5,), 2.0 if rank % 2 == 0 else 4.0))
     assert dist.get_rank(part) == rank // 2
+    try:
+        dist.split_group(split_ranks=[[0, 2], [1, 3]], pg_options=trireme.torch.Options(encrypt=True))
+        raise AssertionError("a part that encrypts, of a group that does not")
+    except ValueError as error:
+        assert "no options of their own" in str(error), error
     some = dist.split_group(split_ranks=[[3, 1]])
     assert (dist.get_rank(some) if rank in (1, 3) else -1) == {3: 0, 1: 1}.get(rank, -1)
     return True
@@ -312,6 +317,7 @@ def refused(rank, world):
     say("place", dist.all_gather_into_tensor, torch.empty(7), torch.ones(3))
     say("splits", dist.all_to_all_single, torch.empty(4), torch.ones(4), [1] * world, [3] * world)
     say("rows", dist.all_to_all_single, torch.empty(3), torch.ones(3))
+    say("options", lambda: dist.new_group(pg_options={"encrypt": True}))
     dist.barrier()
     return texts
 
@@ -405,7 +411,8 @@ class Groups(unittest.TestCase):
         words = {"sparse": ["TypeError", "to_dense"], "device": ["ValueError", "meta", "cpu:trireme,meta:"],
                  "fp8": ["TypeError", "no arithmetic on torch.float8_e5m2"], "average of bool": ["TypeError", "avg of bool"],
                  "list": ["ValueError", "a list of 3 tensors", "group of 2"], "place": ["7 elements"],
-                 "splits": ["ValueError", "do not divide"], "rows": ["ValueError", "3 rows cannot be divided"]}
+                 "splits": ["ValueError", "do not divide"], "rows": ["ValueError", "3 rows cannot be divided"],
+                 "options": ["TypeError", "pg_options is a dict, not a trireme.torch.Options"]}
         for texts in run(2, refused):
             for name, expected in words.items():
                 for word in expected:
@@ -429,6 +436,16 @@ elif "hang" in sys.argv and dist.get_rank() == 1:
     import time; time.sleep(60)
 dist.all_reduce(x)  # HANGS
 dist.destroy_process_group()
+"""
+
+
+LIMITED = """
+import os, torch.distributed as dist
+from datetime import timedelta
+rank = int(os.environ.pop("RANK"))
+store = next(dist.rendezvous(f"env://?rank={rank}&world_size=2", timeout=timedelta(seconds=70)))[0]
+os.write(1, f"limit {store.timeout}\\n".encode())
+store.wait(["seen"]) if rank == 0 else store.set("seen", "")
 """
 
 
@@ -461,6 +478,23 @@ class Programs(unittest.TestCase):
             self.skipTest("BUILD does not say where the command is")
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"  # whose python3 it takes
         self.starts(os.environ["BUILD"] + "/trireme", "run", "-n", "2", self.program, env={**os.environ, "PATH": path})
+
+    def test_time_limit_under_trireme_run(self):
+        """That of the program, and what the URL says comes before the environment."""
+        if not os.environ.get("BUILD"):
+            self.skipTest("BUILD does not say where the command is")
+        with open(self.program, "w") as file:
+            file.write(LIMITED)
+        done = subprocess.run([os.environ["BUILD"] + "/trireme", "run", "-n", "2", sys.executable, self.program],
+                              capture_output=True, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("limit 0:01:10"), 2, done.stdout)
+
+    def test_help(self):
+        for words, code, stream in (["--help"], 0, "stdout"), (["why", "-h"], 0, "stdout"), (["hwy"], 2, "stderr"):
+            done = subprocess.run([sys.executable, "-m", "trireme", *words], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn("python -m trireme why [JOB]", getattr(done, stream))
 
     def test_mpirun(self):
         import shutil

@@ -7,9 +7,10 @@ from ._library import lib, message
 
 
 def main(words):
-    if not words or words[0] != "why" or len(words) > 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+    asks = "--help" in words or "-h" in words
+    if asks or not words or words[0] != "why" or len(words) > 2:
+        print(__doc__, file=sys.stdout if asks else sys.stderr)
+        return 0 if asks else 2
     text = ctypes.c_void_p()
     if lib.tr_job_explain(words[1].encode() if len(words) > 1 else None, ctypes.byref(text)):
         print(f"trireme why: {message()}", file=sys.stderr)

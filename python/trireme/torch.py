@@ -589,6 +589,9 @@ class ProcessGroup(dist.ProcessGroup):
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
         """All ranks of the group come here, each with the list it is in; who is in none of the lists has one without itself."""
         self._check_open()
+        if isinstance(opts, Options) and opts != self._options:
+            raise ValueError("trireme: split_group: the parts have the connections of the whole, and no options of their own; "
+                             "new_group() takes pg_options")
         color, key = (min(ranks), ranks.index(self._rank)) if self._rank in ranks else (-1, 0)
         handle = kept(lib.tr_group_split, self._group, color, key, error=dist.DistBackendError)
         if not handle:
@@ -672,6 +675,8 @@ def _call_it(opts):
 
 
 def _create(opts, pg_options=None):
+    if not isinstance(pg_options, (Options, _native.Backend.Options, type(None))):  # the second are another device's backend's
+        raise TypeError(f"trireme: pg_options is a {type(pg_options).__name__}, not a trireme.torch.Options(…)")
     options = _choose_options(pg_options)
     rank, size, timeout = opts.group_rank, opts.group_size, _milliseconds(opts.timeout)
     watch_exit()
