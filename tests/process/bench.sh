@@ -34,6 +34,7 @@ for ranks in 1 2; do
     ! grep -oE '^(OPENBLAS_|MKL_|OMP_PROC|RANK|WORLD_|MASTER_|TRIREME_)[^=]*' peer.env >left || fail "left over: $(cat left)"
     grep -q '^OMP_NUM_THREADS=1$' peer.env || fail "the peer was not told its threads"
 done
+documented r.json 'bench model'
 
 # A process that the peer leaves behind has its stdout open: nobody waits for it, and it is asked to end.
 mark=$((2000000 + $$))
@@ -96,6 +97,7 @@ for key in step_ms_median samples_per_s steps_in_a_row share_of_peak ratio; do
 done
 [ "$(grep -cx "step $(number steps_in_a_row)" peer.steps)" = 2 ] || fail "the peer was told: $(cat peer.steps)"
 ! grep -q '"seq"\|tokens' r.json || fail "an MLP has no sequences: $(cat r.json)"
+documented r.json 'bench model --model mlp'
 
 # refuses MESSAGE ARGUMENT…
 refuses() {
@@ -125,6 +127,7 @@ refuses '--seq: the samples of mlp are no sequences' --model mlp
 "$TRIREME" bench model --model resnet18 --size 32 --batch 2 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
     fail "exit code $?"
 grep -q '"optimizer":.*"momentum"' r.json && [ "$(number size)" = 32 ] || fail "another bench: $(cat r.json)"
+documented r.json 'bench model --model resnet18'
 # 2 images: 6 times 36.5 million multiplications, but 4 times the first layer's 2.4 million.
 awk -v f="$(number flops_per_step)" 'BEGIN { exit !(f > 4.2e8 && f < 4.5e8) }' || fail "it counts $(number flops_per_step)"
 ! "$TRIREME" bench model --model lenet --size 32 >out 2>err && grep -q 'the samples of lenet are 28 x 28' err ||
@@ -164,6 +167,7 @@ rm peer.asked
 "$TRIREME" bench rpc --bytes 4 --callers 2 --operator --peer 'sh collective-peer' --json r.json >out 2>err || fail "rpc: $(cat err)"
 grep -qxE 'operator 4 [0-9]+' peer.asked && grep -q ' operator  *ratio' out || fail "rpc: $(cat peer.asked out)"
 [ "$(number peer_operator_us)" = 8.5 ] && grep -q '"operator_ratio":' r.json || fail "rpc: $(cat r.json)"
+documented r.json 'bench rpc --operator'
 for kind in broadcast all-gather reduce-scatter all-to-all send-recv; do
     "$TRIREME" bench $kind --ranks 2 --bytes 64 --cold-mb 1 >out 2>err || fail "$kind"
 done
@@ -171,11 +175,13 @@ done
 # How ranks meet.
 "$TRIREME" bench store --clients 20 --json r.json >out 2>err || fail "store"
 [ "$(grep -c '"seconds":' r.json)" = 2 ] && grep -q 'through TLS  *[0-9.]* s' out || fail "store: $(cat r.json out)"
+documented r.json 'bench store'
 "$TRIREME" bench join --ranks 3 --json r.json >out 2>err || fail "join"
 [ "$(number ranks)" = 3 ] || fail "join: $(cat r.json)"
 for key in first_s again_s; do
     case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
 done
+documented r.json 'bench join'
 
 # Groups within a group take nothing more.
 "$TRIREME" bench groups --ranks 3 --groups 20 --json r.json >out 2>err || fail "groups"
@@ -184,6 +190,7 @@ for key in fds_per_rank threads_per_rank; do
     more=$(($(number $key) - $(number ${key}_with_1))) # a thread of a rank's may be replacing a descriptor that it holds in reserve
     [ $more -ge -1 ] && [ $more -le 1 ] || fail "groups: $more more $key: $(cat r.json)"
 done
+documented r.json 'bench groups'
 
 # A checkpoint: every key, the peer asked for its part, and nothing left behind.
 cat >checkpoint-peer <<'PEER'
@@ -201,6 +208,7 @@ for key in save_gbps load_gbps verify_gbps plain_save_gbps plain_load_gbps save_
     torch_save_ratio torch_load_ratio dcp_save_ratio dcp_load_gbps; do
     case $(number $key) in [0-9]*) ;; *) fail "no number $key: $(cat r.json)" ;; esac
 done
+documented r.json 'bench checkpoint'
 awk -v b="$(number bytes)" 'BEGIN { exit !(b > 12.9e6 && b <= 13e6) }' || fail "it saves $(number bytes) bytes"
 grep -q '^4 --megabytes 13 --folder my saves/trireme-bench-[^/]*/peer$' peer.told || fail "the peer was told: $(cat peer.told)"
 [ "$(grep -cx torch_load peer.saved)" = 3 ] || fail "the peer was asked: $(cat peer.saved)"
@@ -228,6 +236,7 @@ for how in "--workers 0" "--workers 2" "--workers 2 --processes" "--samples rows
     "$TRIREME" bench loader $how --count 300 --rounds 2 --peer 'sh loader-peer' --json r.json >out 2>err || fail "loader $how: $(cat err)"
     [ "$(number peer_us_per_sample)" = 20 ] && [ "$(number count)" = 300 ] || fail "loader $how: $(cat r.json)"
 done
+documented r.json 'bench loader'
 grep -qx -e '--samples rows --count 300 --batch 64 --workers 1' peer.told || fail "the peer was told: $(cat peer.told)"
 ! "$TRIREME" bench loader --samples folder >out 2>err || fail "it took no folder"
 grep -q 'belong together' err || fail "no folder: $(cat err)"

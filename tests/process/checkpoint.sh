@@ -45,6 +45,8 @@ says '^  wte.weight  *f32   \[256, 16\]$'
 says '^state.safetensors, 48 tensors'
 says '^history.safetensors, 9 tensors'
 says '"trireme.preset":	"nano"' json
+sed '/"metadata":/,$d' json >known # whose keys are the checkpoint's
+documented known 'checkpoint show'
 expect 0 '^  step      3$' show a/checkpoint-3
 
 # How two differ.
@@ -54,11 +56,13 @@ expect 1 '^different: 64 tensors, by up to ' diff a/checkpoint-3 c --json json
 says '^  trireme.seed: 1 | 2$'
 says '^  wte.weight: [0-9]* of 4096 values differ, the first at index [0-9]*; by up to [0-9.e-]*, relative [0-9.e-]*$'
 says '"max_absolute":	0\.' json
+documented json 'checkpoint diff'
 expect 0 '^the same: 16 tensors' diff a alone.safetensors
 train wide --dim 24
 expect 1 'wte.weight: f32 \[256, 16\] | f32 \[256, 24\]$' diff a wide
 train deep --layers 2
-expect 1 'h.1.ln_1.weight: only in deep, f32 \[16\]$' diff a deep
+expect 1 'h.1.ln_1.weight: only in deep, f32 \[16\]$' diff a deep --json json
+documented json 'checkpoint diff'
 
 # What is damaged is named, in the other checkpoints' company, and is not compared.
 cp -r a damaged
@@ -67,6 +71,7 @@ expect 1 '^damaged/checkpoint-6: DAMAGED in 1 part$' verify damaged --json json
 says '^damaged/checkpoint-3: whole'
 says 'state.safetensors: is damaged in tensor "wte.weight.exp_avg", bytes [0-9]* to [0-9]*: CRC-32C'
 says '"tensor":	"wte.weight.exp_avg"' json
+documented json 'checkpoint verify'
 expect 1 'DAMAGED in 1 part' show damaged
 expect 1 'is damaged in tensor "wte.weight.exp_avg"' diff a damaged
 

@@ -37,6 +37,7 @@ for key in initial_loss final_loss validation_loss tokens_per_s step_ms_median p
         *) fail "no number $key in the results: $(cat whole.json)" ;;
     esac
 done
+documented whole.json 'train gpt'
 [ "$(number ranks whole.json)" = 1 ] && [ "$(number steps whole.json)" = 20 ] || fail "wrong numbers: $(cat whole.json)"
 close_to "$(number initial_loss whole.json)" 5.545 0.2 || fail "the first loss is not ln 256"
 close_to "$(number final_loss whole.json)" "$(tail -n 1 whole/metrics.csv | cut -d , -f 4)" 1e-6 || fail "wrong last loss"

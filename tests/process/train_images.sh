@@ -43,6 +43,7 @@ for key in initial_loss final_loss validation_loss validation_accuracy samples_p
         *) fail "no number $key in the results: $(cat one.json)" ;;
     esac
 done
+documented one.json 'train lenet'
 [ "$(number steps one.json)" = 48 ] || fail "three epochs of 16 batches are $(number steps one.json) steps"
 [ "$(number validation_accuracy one.json)" = 1 ] || fail "it did not learn: $(cat one.json)"
 head -n 1 one/metrics.csv | grep -q '^step,samples,.*,validation_accuracy$' || fail "wrong columns: $(head -n 1 one/metrics.csv)"

@@ -1,14 +1,7 @@
 #!/bin/sh
 # `trireme bench tune` measures a table that jobs take; `trireme algorithms` and `trireme bench predict` show what is in it.
-set -eu
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$SOURCE/tests/process/common"
 cd "$work"
-fail() {
-    echo "failed: $*"
-    head -n 30 out err 2>/dev/null || :
-    exit 1
-}
 
 # What is printed can be given back, in every way, and is printed again just so.
 "$TRIREME" algorithms >built-in || fail "exit code $?"
@@ -40,6 +33,7 @@ refuses '--ranks go to 4096, not to 8192' bench predict --ranks 2,8K
 "$TRIREME" bench tune --ranks 2 --bytes 64,16K --budget 0.1 -o table --json r.json >out 2>err || fail "exit code $?"
 grep -q '^all_reduce ranks 2 bytes' table && grep -q '^all_reduce ranks .*- bytes' table || fail "$(cat table)"
 grep -q 'predictions are off by a factor of' out || fail "no word about predictions"
+documented r.json 'bench tune'
 for key in kind algorithm bytes median_us predicted_us; do
     [ "$(grep -c "\"$key\":" r.json)" = 40 ] || fail "not 40 of $key: $(cat r.json)"
 done
@@ -53,6 +47,7 @@ grep -qF "bad, line 3: 'all_reduce" err || fail "no word about line 3"
 [ "$(grep -cE '^ +(2|64) +[0-9.]+ (us|ms|s) +[0-9.]+ (us|ms|s)$' out)" = 2 ] || fail "no predictions"
 network='network latency_ns 1000000 overhead_ns 0 mbytes_per_s 1000000 copy_mbytes_per_s 0 fold_mbytes_per_s 0'
 "$TRIREME" bench predict --table @table --ranks 2,64 --bytes 64 --json predicted.json >/dev/null || fail "exit code $?"
+documented predicted.json 'bench predict'
 [ "$(grep -c '"predicted_us":' predicted.json)" = 2 ] || fail "other results than predictions: $(cat predicted.json)"
 "$TRIREME" bench predict --algorithm ring --ranks 3 --bytes 64 --table "$network" >out || fail "exit code $?"
 grep -qE '^ +3 +4.00 ms$' out || fail "four steps of a millisecond: $(cat out)"
