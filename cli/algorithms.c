@@ -27,5 +27,5 @@ int tr__cli_algorithms(int argc, char **argv)
     if (!text) return tr__failed("algorithms");
     fputs(text, stdout);
     free(text);
-    return TR__EXIT_OK;
+    return tr__printed("algorithms");
 }

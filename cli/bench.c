@@ -99,7 +99,7 @@ int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
     bool launches = *job->ranks > 1 && !tr__is_rank(NULL, NULL, NULL);
     if (code < 0) code = launches ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, 0, NULL) : job->rank(job->self);
     free(given);
-    return code;
+    return code == TR__EXIT_OK ? tr__printed(TR__BENCH) : code;
 }
 
 int tr__bench_failed(tr_status status)

@@ -302,6 +302,7 @@ static int verify(int argc, char **argv)
     }
     if (object) cJSON_AddBoolToObject(object, "fine", fine);
     code = tr__write_json(VERIFY, object, json);
+    if (code == TR__EXIT_OK) code = tr__printed(VERIFY);
     return fine ? code : TR__EXIT_FAILED;
 }
 
@@ -384,6 +385,7 @@ static int show(int argc, char **argv)
         print_files(&s);
     }
     code = tr__write_json(SHOW, survey_json(&s, true), json);
+    if (code == TR__EXIT_OK) code = tr__printed(SHOW);
     forget(&s);
     return fine ? code : TR__EXIT_FAILED;
 }

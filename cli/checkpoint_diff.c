@@ -269,5 +269,6 @@ int tr__checkpoint_diff(int argc, char **argv)
     }
     bool same = conclude(&d);
     code = write_json(&d, object, same, json);
+    if (code == TR__EXIT_OK) code = tr__printed(DIFF);
     return same ? code : TR__EXIT_FAILED;
 }

@@ -166,7 +166,7 @@ static int status_of_job(int argc, char **argv)
     if (job.running) printf("  running for %.0f s\n", seconds);
     else
         printf("  ended: %s\n", tr_printable(job.text));
-    return TR__EXIT_OK;
+    return tr__printed("cluster status");
 }
 
 static void print_rank(int rank, bool is_stderr, const char *line, size_t length, void *user)

@@ -266,5 +266,5 @@ int tr__cli_doctor(int argc, char **argv)
     findings f = {0};
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) checks[i](&f);
     printf("\n%d ok, %d warning%s, %d wrong\n", f.count[OK], f.count[WARNING], f.count[WARNING] == 1 ? "" : "s", f.count[WRONG]);
-    return f.count[WRONG] ? TR__EXIT_FAILED : TR__EXIT_OK;
+    return f.count[WRONG] ? TR__EXIT_FAILED : tr__printed("doctor");
 }

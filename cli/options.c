@@ -27,6 +27,12 @@ int tr__failed(const char *command)
     return tr__complain(command, "%s", tr_error_message());
 }
 
+int tr__printed(const char *command)
+{
+    bool lost = fflush(stdout) != 0;
+    return lost || ferror(stdout) ? tr__complain(command, "cannot write to stdout: %s", strerror(errno)) : TR__EXIT_OK;
+}
+
 /* ---- The nearest word -------------------------------------------------------------------------------------------- */
 
 enum { word_length = 40 };

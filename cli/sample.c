@@ -222,7 +222,7 @@ static int write_text(sample *s)
     free(ids);
     putchar('\n');
     if (status != TR_OK) return tr__failed(SAMPLE);
-    return fflush(stdout) == 0 ? TR__EXIT_OK : tr__complain(SAMPLE, "cannot write the text");
+    return tr__printed(SAMPLE);
 }
 
 int tr__cli_sample(int argc, char **argv)

@@ -44,7 +44,7 @@ static int train(int argc, char **argv)
         printf(": %s is %.0f of them, one for %.2f bytes", data, count, bytes / count);
     }
     putchar('\n');
-    return TR__EXIT_OK;
+    return tr__printed(TRAIN);
 }
 
 /* A token as text in quotes would have it: what does not print is \xNN. */
@@ -80,7 +80,7 @@ static int encode(int argc, char **argv)
     tr_tensor *ids = tr_encode(t, argv[0]);
     if (tr_status_of(ids) != TR_OK) return tr__failed(ENCODE);
     for (int64_t i = 0; i < tr_numel(ids); i++) print_token(t, ((const int32_t *)tr_data(ids))[i]);
-    return TR__EXIT_OK;
+    return tr__printed(ENCODE);
 }
 
 int tr__cli_tokenizer(int argc, char **argv)

@@ -22,5 +22,5 @@ int tr__cli_why(int argc, char **argv)
     if (tr_job_explain(argc > 0 ? argv[0] : NULL, &text) != TR_OK) return tr__failed("why");
     fputs(text, stdout);
     free(text);
-    return TR__EXIT_OK;
+    return tr__printed("why");
 }

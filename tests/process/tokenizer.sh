@@ -18,6 +18,9 @@ grep -q '^701 tokens in piped.json$' out && cmp -s own.json piped.json || fail "
 diff out theirs || fail "other tokens than Hugging Face's trainer has found"
 grep -q '^    700  <|endoftext|>$' out || fail "no special token"
 
+! "$TRIREME" tokenizer encode --tokenizer own.json a >/dev/full 2>err && grep -q 'cannot write to stdout' err ||
+    fail "a disk is full, and all is well"
+
 refuses() { # CODE MESSAGE ARGUMENT…
     want=$1 message=$2 code=0
     shift 2

@@ -6,6 +6,8 @@ cd "$work"
 # What is printed can be given back, in every way, and is printed again just so.
 "$TRIREME" algorithms >built-in || fail "exit code $?"
 [ "$(tail -n 1 built-in | cut -d ' ' -f 1)" = network ] || fail "no network: $(cat built-in)"
+! "$TRIREME" algorithms >/dev/full 2>err || fail "a disk is full, and all is well"
+grep -q 'cannot write to stdout: No space left' err || fail "no word about the disk"
 "$TRIREME" algorithms 'all_reduce ranks 2- bytes 0- ring # only rings' >rows || fail "exit code $?"
 [ "$(grep all_reduce rows)" = "all_reduce ranks 2- bytes 0- ring" ] || fail "rows that never count: $(cat rows)"
 TRIREME_ALGORITHMS=@rows "$TRIREME" algorithms >again && cmp rows again || fail "not the same again"
