@@ -1,5 +1,6 @@
 /* trireme bench: how fast training is here. */
 #include "bench.h"
+#include "bench_result.h"
 
 #include "command.h"
 #include "options.h"
@@ -16,28 +17,13 @@ static int complete_options(void *self)
 {
     tr__bench *b = self;
     const tr__usual *usual = tr__usual_of(b->model);
-    if (b->seq && !usual->seq) {
-        tr__complain(TR__BENCH, "--seq: the samples of %s are no sequences", b->model);
-        return TR__EXIT_USAGE;
-    }
-    if (b->size && usual->size < 224) {
-        tr__complain(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
-        return TR__EXIT_USAGE;
-    }
-    bool ranks = b->ranks > 1 || tr__is_rank(NULL, NULL, NULL);
-    if (b->capture && ranks) {
-        tr__complain(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
-        return TR__EXIT_USAGE;
-    }
-    if (strcmp(b->backend, "mpi") == 0 && b->ranks > 1 && !tr__is_rank(NULL, NULL, NULL)) {
-        tr__complain(TR__BENCH, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d and "
-            "leave --ranks out, or leave --backend out", b->ranks);
-        return TR__EXIT_USAGE;
-    }
-    if (strcmp(b->backend, "nccl") == 0 && strncmp(b->device, "cuda", 4) != 0) {
-        tr__complain(TR__BENCH, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
-        return TR__EXIT_USAGE;
-    }
+    if (b->seq && !usual->seq) return TR__MISUSE(TR__BENCH, "--seq: the samples of %s are no sequences", b->model);
+    if (b->size && usual->size < 224)
+        return TR__MISUSE(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
+    if (b->capture && (b->ranks > 1 || tr__is_rank(NULL, NULL, NULL)))
+        return TR__MISUSE(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
+    int code = tr__check_device(TR__BENCH, b->device, b->backend, b->ranks);
+    if (code >= 0) return code;
     if (!b->batch) b->batch = usual->batch;
     if (!b->seq) b->seq = usual->seq;
     if (!b->size) b->size = usual->size;
@@ -76,7 +62,7 @@ static int bench_model(int argc, char **argv)
             "a program to take turns with: it prints \"ready\"; for each line that it reads it runs\n"
             "                            as many steps as the line says and prints the milliseconds of one",
             TR__TEXT(&b.peer)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&b.json)},
         {0},
     };
     const tr__syntax syntax = {"bench model", NULL,
@@ -88,15 +74,47 @@ static int bench_model(int argc, char **argv)
 
 /* ---- All benches ------------------------------------------------------------------------------------------------- */
 
+/* As many ranks as the launcher has started, where nothing else was asked for and there may be so many. */
+static int take_world(const tr__bench_job *job, uint64_t given, int world)
+{
+    const tr__option *o = job->syntax->options;
+    while (o->name && o->into != job->ranks) o++;
+    double least = o->name ? o->least : *job->ranks, most = o->name ? o->most : *job->ranks;
+    if (o->name && (given >> (o - job->syntax->options) & 1) && *job->ranks != world)
+        return TR__MISUSE(TR__BENCH, "--%s %d, but the launcher has started %d: leave --%s out", o->name, *job->ranks, world,
+            o->name);
+    if (world < least || world > most)
+        return TR__MISUSE(TR__BENCH, "it takes at %s %.0f ranks, and the launcher has started %d", world < least ? "least" : "most",
+            world < least ? least : most, world);
+    *job->ranks = world;
+    return -1;
+}
+
+/* What rank 0 is to write, before hours have gone into it. */
+static int check_files(const tr__syntax *syntax)
+{
+    int code = -1;
+    for (const tr__option *o = syntax->options; o->name && code < 0; o++)
+        if (o->writes) code = tr__check_writable(TR__BENCH, *(const char **)o->into);
+    return code;
+}
+
 int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
 {
+    int rank = 0, world = 1;
+    bool is_rank = job->ranks && tr__is_rank(&rank, &world, NULL);
+    uint64_t options = 0;
+    tr__syntax syntax = *job->syntax;
+    syntax.given = &options;
     const char **given = calloc((size_t)argc + 2, sizeof *given); /* "bench" and the arguments, which parsing rearranges */
     if (!given) return tr__complain(TR__BENCH, "out of memory");
     given[0] = "bench";
     for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
-    int code = tr__parse(job->syntax, &argc, argv);
+    int code = tr__parse(&syntax, &argc, argv);
+    if (code < 0 && is_rank) code = take_world(job, options, world);
     if (code < 0 && job->check) code = job->check(job->self);
-    bool launches = *job->ranks > 1 && !tr__is_rank(NULL, NULL, NULL);
+    if (code < 0 && rank == 0) code = check_files(&syntax);
+    bool launches = job->ranks && *job->ranks > 1 && !is_rank;
     if (code < 0) code = launches ? tr__relaunch(TR__BENCH, given, *job->ranks, 0, 0, NULL) : job->rank(job->self);
     free(given);
     return code == TR__EXIT_OK ? tr__printed(TR__BENCH) : code;
@@ -107,6 +125,14 @@ int tr__bench_failed(tr_status status)
     if (status == TR_PEER) return TR_EXIT_PEER;
     if (status != TR_CHILD) tr__complain(TR__BENCH, "%s", tr_error_message());
     return TR__EXIT_FAILED;
+}
+
+int tr__check_f32(const tr__sizes *sizes)
+{
+    for (int i = 0; i < sizes->count; i++)
+        if (sizes->bytes[i] % (int64_t)sizeof(float))
+            return TR__MISUSE(TR__BENCH, "--bytes are of numbers of 4 bytes: %lld are no whole ones", (long long)sizes->bytes[i]);
+    return -1;
 }
 
 void tr__take_core(int rank, int world_size)

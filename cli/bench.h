@@ -23,11 +23,11 @@ int tr__bench_report(int argc, char **argv);
 
 /* ---- What benches share ------------------------------------------------------------------------------------------- */
 
-/* A bench that several processes run. Reads its options; then this process is one of the ranks, or the only one (*ranks is 1), or
- * it starts them with the same arguments. Returns the exit code. */
+/* A bench, which several processes may run. Reads its options; then this process is one of the ranks, or the only one, or it
+ * starts them with the same arguments. Returns the exit code. */
 typedef struct tr__bench_job {
     const tr__syntax *syntax;
-    const int *ranks;         /* one of the options, or fixed */
+    int *ranks;               /* one of the options, or fixed; gets how many a launcher has started. NULL: one process */
     int (*check)(void *self); /* the options together; -1 when all is well, else the exit code, after a message. NULL: nothing */
     int (*rank)(void *self);  /* what a rank does; returns its exit code */
     void *self;
@@ -37,6 +37,9 @@ int tr__bench_run(const tr__bench_job *job, int argc, char **argv);
 /* The exit code of a rank that failed so, after a message. TR_CHILD has been told of (a peer's failure, memory that is not there),
  * and another rank's death is told of by it: TR_PEER says nothing. */
 int tr__bench_failed(tr_status status);
+
+/* For a job's check: are all sizes whole numbers of f32? */
+int tr__check_f32(const tr__sizes *sizes);
 
 /* Each rank on a core of its own, as mpirun does, when there are enough: two that wake each other are soon put on one. */
 void tr__take_core(int rank, int world_size);

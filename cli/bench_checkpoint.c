@@ -308,8 +308,9 @@ static bool make_folder(bench_checkpoint *b)
     return true;
 }
 
-static int run(bench_checkpoint *b)
+static int run(void *self)
 {
+    bench_checkpoint *b = self;
     TR_SCOPE;
     double seconds[MEASURES][MOST_ROUNDS] = {{0}};
     tr_status status = b->threads ? tr_set_threads(b->threads) : TR_OK;
@@ -346,7 +347,7 @@ int tr__bench_checkpoint(int argc, char **argv)
          "prints the\n"
          "                            seconds that this took",
          TR__TEXT(&b.peer)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&b.json)},
         {0},
     };
     const tr__syntax syntax = {
@@ -355,6 +356,5 @@ int tr__bench_checkpoint(int argc, char **argv)
         "checksums.\n"
         "Files are read back from the page cache, and (\"from the disk\") after they were dropped from it.",
         options, .operands = {0, 0}};
-    int code = tr__parse(&syntax, &argc, argv);
-    return code >= 0 ? code : run(&b);
+    return tr__bench_run(&(tr__bench_job){&syntax, NULL, NULL, run, &b}, argc, argv);
 }

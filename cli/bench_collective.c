@@ -7,6 +7,7 @@
 
 #include "clock.h"
 #include "options.h"
+#include "terminal.h"
 
 #include <limits.h>
 #include <math.h>
@@ -187,7 +188,8 @@ static void find_peer(const collective_run *r, char *command, size_t size)
     for (int i = 0; i < 2; i++) {
         snprintf(path, sizeof path, "%s%s%s/%s", i ? self : "", i ? "/" : "", folders[i], r->peer_command);
         if (strchr(r->peer_command, ' ') || access(path, X_OK) != 0) continue;
-        snprintf(command, size, "'%s' --ranks %d", path, r->world);
+        char word[PATH_MAX + 64];
+        snprintf(command, size, "%s --ranks %d", tr__shell_word(path, word, sizeof word), r->world);
         return;
     }
     snprintf(command, size, "%s", r->peer_command);
@@ -306,6 +308,11 @@ static int run_rank(void *self)
     return code;
 }
 
+static int check_sizes(void *self)
+{
+    return tr__check_f32(&((const collective_run *)self)->sizes);
+}
+
 int tr__bench_collective(int argc, char **argv)
 {
     const bench_kind *kind = kinds;
@@ -324,14 +331,14 @@ int tr__bench_collective(int argc, char **argv)
             "                            \"ready\", then for every line \"NAME BYTES CALLS\" the median in microseconds",
             TR__TEXT(&r->peer_command)},
         {"transport", 0, "NAME", "tcp: between all ranks, also those of one host", TR__TEXT(&r->transport)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&r->json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&r->json)},
         {0},
     };
     char command[64];
     snprintf(command, sizeof command, "bench %s", argv[0]);
     const tr__syntax syntax = {command, NULL, "Times a collective of f32 by size, and beside it the limits and a peer.",
         options, .operands = {0, 0}};
-    int code = tr__bench_run(&(tr__bench_job){&syntax, &r->ranks, NULL, run_rank, r}, argc, argv);
+    int code = tr__bench_run(&(tr__bench_job){&syntax, &r->ranks, check_sizes, run_rank, r}, argc, argv);
     free(r);
     return code;
 }

@@ -222,7 +222,7 @@ int tr__bench_dist(int argc, char **argv)
             "                            as many steps as the line says and prints their median in microseconds",
             TR__TEXT(&run.peer_command)},
         {"workers", 0, "N", "in the chain that a backward goes through", TR__INTEGER(&run.workers, 2, WORKERS_MOST)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&run.json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&run.json)},
         {0},
     };
     const tr__syntax syntax = {"bench dist-autograd", NULL,

@@ -115,7 +115,7 @@ int tr__bench_groups(int argc, char **argv)
         {"ranks", 'n', "N", "processes", TR__INTEGER(&ranks, 2, TR_LAUNCH_MAX_RANKS)},
         {"groups", 0, "N", "groups to make", TR__INTEGER(&g.count, 1, 10000)},
         {"transport", 0, "NAME", "\"tcp\": as between hosts", TR__TEXT(&g.transport)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&g.json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&g.json)},
         {0},
     };
     const tr__syntax syntax = {"bench groups", NULL,

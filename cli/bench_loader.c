@@ -131,8 +131,9 @@ static int report(const bench_loader *b, int64_t count, const char *version, dou
     return tr__write_json(TR__BENCH, o, b->json);
 }
 
-static int run(const bench_loader *b)
+static int run(void *self)
 {
+    const bench_loader *b = self;
     TR_SCOPE;
     tr_dataset *set = make_set(b);
     int64_t count = tr_dataset_count(set);
@@ -143,6 +144,13 @@ static int run(const bench_loader *b)
     double ours[MOST_ROUNDS], theirs[MOST_ROUNDS];
     if (!measure(b, &peer, loader, count, ours, theirs)) return TR__EXIT_FAILED;
     return report(b, count, peer.version, ours, theirs);
+}
+
+static int check(void *self)
+{
+    const bench_loader *b = self;
+    if (!strcmp(b->samples, "folder") != !b->folder) return -1;
+    return TR__MISUSE(TR__BENCH, "--samples folder and --folder belong together");
 }
 
 int tr__bench_loader(int argc, char **argv)
@@ -162,16 +170,10 @@ int tr__bench_loader(int argc, char **argv)
             "                            \"ready\"; for each line that it reads it runs an epoch and prints the microseconds "
             "of a sample",
             TR__TEXT(&b.peer)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&b.json)},
         {0},
     };
     const tr__syntax syntax = {"bench loader", NULL, "Times a loader's batches, with which nothing else is done.", options,
         .operands = {0, 0}};
-    int code = tr__parse(&syntax, &argc, argv);
-    if (code >= 0) return code;
-    if (!strcmp(b.samples, "folder") == !b.folder) {
-        tr__complain(TR__BENCH, "--samples folder and --folder belong together");
-        return TR__EXIT_USAGE;
-    }
-    return run(&b);
+    return tr__bench_run(&(tr__bench_job){&syntax, NULL, check, run, &b}, argc, argv);
 }

@@ -8,6 +8,7 @@
 #include <trireme_commit.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -103,6 +104,19 @@ static tr_status write_text(const char *path, const char *text)
     bool written = f && fputs(text, f) >= 0;
     if (f && fclose(f) != 0) written = false;
     return written ? TR_OK : tr_fail(TR_IO, "cannot write %s: %s", path, strerror(errno));
+}
+
+int tr__check_writable(const char *command, const char *path)
+{
+    if (!path) return -1;
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) unlink(path);
+    else if (errno == EEXIST) fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT) fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    bool waits = fd < 0 && errno == ENXIO; /* a pipe, whose reader may come later */
+    if (fd < 0 && !waits) return tr__complain(command, "cannot write %s: %s", path, strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 int tr__write_json(const char *command, cJSON *object, const char *path)

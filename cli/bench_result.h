@@ -20,6 +20,10 @@ typedef struct tr__number {
 #define TR__ADD_NUMBERS(object, ...) tr__add_numbers(object, (const tr__number[]){__VA_ARGS__, {NULL, 0}})
 void tr__add_numbers(cJSON *object, const tr__number *numbers);
 
+/* Hours later would be late to learn that results cannot be written there. Until they are there is no file, or that of before;
+ * where a link leads to none, an empty one. -1 when all is well, or path is NULL; else the exit code, after a message. */
+int tr__check_writable(const char *command, const char *path);
+
 /* Writes a JSON object, which may be NULL when memory ran out, and deletes it; path NULL: only that. A file is replaced whole or
  * not at all. Returns the exit code, after a message where it is not 0. */
 int tr__write_json(const char *command, cJSON *object, const char *path);

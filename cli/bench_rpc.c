@@ -74,7 +74,7 @@ static tr_status measure_size(rpc_bench *b, int size)
 {
     TR_SCOPE;
     int64_t bytes = b->sizes.bytes[size];
-    tr_tensor *x = tr_zeros(TR_SHAPE(bytes >= 4 ? bytes / 4 : 1));
+    tr_tensor *x = tr_zeros(TR_SHAPE(bytes / 4));
     double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], operators[ROUNDS], once = 0;
     TRY(time_calls(b, x, CALLS_LEAST, &once));
     int calls = once > 0 ? (int)(ROUND_US / once) : CALLS_MOST;
@@ -228,6 +228,11 @@ static int be_rank(void *self)
     return write_results(b);
 }
 
+static int check_sizes(void *self)
+{
+    return tr__check_f32(&((const rpc_bench *)self)->sizes);
+}
+
 int tr__bench_rpc(int argc, char **argv)
 {
     rpc_bench b = {.sizes = {.bytes = {4, 64 << 10, 4 << 20}, .count = 3}, .callers = 8};
@@ -246,11 +251,11 @@ int tr__bench_rpc(int argc, char **argv)
             TR__TEXT(&b.transport)},
         {"insecure", 0, NULL, "between hosts that trust their network, without TRIREME_TOKEN: in the clear",
             TR__FLAG(&b.insecure)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&b.json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&b.json)},
         {0},
     };
     const tr__syntax syntax = {"bench rpc", NULL,
         "Times calls to a function of another process that gives back the tensor that it gets.", options,
         .operands = {0, 0}};
-    return tr__bench_run(&(tr__bench_job){&syntax, &(const int){2}, NULL, be_rank, &b}, argc, argv);
+    return tr__bench_run(&(tr__bench_job){&syntax, &(int){2}, check_sizes, be_rank, &b}, argc, argv);
 }

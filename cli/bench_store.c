@@ -18,20 +18,26 @@ enum { ROUNDS = 5 };
 
 /* ---- Clients of a store ------------------------------------------------------------------------------------------ */
 
+typedef struct store_bench {
+    int clients;
+    const char *json;
+} store_bench;
+
 /* The rounds of both kinds take turns. */
-static int measure_clients(int clients, const char *json)
+static int measure_clients(void *self)
 {
+    const store_bench *b = self;
     double seconds[2][ROUNDS];
-    tr__crowd c = {.clients = clients};
+    tr__crowd c = {.clients = b->clients};
     for (int round = 0; round < ROUNDS; round++) {
         for (int secret = 0; secret < 2; secret++) {
             c.token = secret ? "a token for this run" : NULL;
             if (!tr__crowd_meet(&c, &seconds[secret][round])) return tr__complain(TR__BENCH, "%s", c.failure);
         }
     }
-    cJSON *o = tr__result_new(NULL, "store/%d", clients), *results = cJSON_AddArrayToObject(o, "results");
-    cJSON_AddNumberToObject(o, "clients", clients);
-    printf("%d clients connect to a store and meet there, median of %d\n", clients, ROUNDS);
+    cJSON *o = tr__result_new(NULL, "store/%d", b->clients), *results = cJSON_AddArrayToObject(o, "results");
+    cJSON_AddNumberToObject(o, "clients", b->clients);
+    printf("%d clients connect to a store and meet there, median of %d\n", b->clients, ROUNDS);
     for (int secret = 0; secret < 2; secret++) {
         double median = tr__median(seconds[secret], ROUNDS);
         printf("  %-12s %8.3f s\n", secret ? "through TLS" : "in the clear", median);
@@ -40,23 +46,21 @@ static int measure_clients(int clients, const char *json)
         cJSON_AddNumberToObject(result, "seconds", median);
         cJSON_AddItemToArray(results, result);
     }
-    return tr__write_json(TR__BENCH, o, json);
+    return tr__write_json(TR__BENCH, o, b->json);
 }
 
 int tr__bench_store(int argc, char **argv)
 {
-    int clients = 2000;
-    const char *json = NULL;
+    store_bench b = {.clients = 2000};
     const tr__option options[] = {
-        {"clients", 0, "N", "threads, each with a connection of its own", TR__INTEGER(&clients, 1, 100000)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&json)},
+        {"clients", 0, "N", "threads, each with a connection of its own", TR__INTEGER(&b.clients, 1, 100000)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&b.json)},
         {0},
     };
     const tr__syntax syntax = {"bench store", NULL,
         "Times how long clients take to connect to a TCP store and to meet there, in the clear and through TLS.", options,
         .operands = {0, 0}};
-    int code = tr__parse(&syntax, &argc, argv);
-    return code >= 0 ? code : measure_clients(clients, json);
+    return tr__bench_run(&(tr__bench_job){&syntax, NULL, NULL, measure_clients, &b}, argc, argv);
 }
 
 /* ---- Ranks of a group -------------------------------------------------------------------------------------------- */
@@ -106,7 +110,7 @@ int tr__bench_join(int argc, char **argv)
     const char *json = NULL;
     const tr__option options[] = {
         {"ranks", 'n', "N", "processes", TR__INTEGER(&ranks, 2, TR_LAUNCH_MAX_RANKS)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&json)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&json)},
         {0},
     };
     const tr__syntax syntax = {"bench join", NULL, "Times how long the ranks of this machine take to become a group.",

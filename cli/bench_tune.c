@@ -267,10 +267,6 @@ static int run_rank(void *self)
 {
     tune *t = self;
     tr_status status = join_first(t);
-    if (status == TR_OK && (t->world < 2 || t->world > RANKS_MOST)) {
-        if (t->rank == 0) tr__complain(TR__BENCH, "tune measures 2 to %d ranks, not %d", RANKS_MOST, t->world);
-        return TR__EXIT_USAGE;
-    }
     if (status == TR_OK) status = prepare(t);
     if (status == TR_OK) tr__take_core(t->rank, t->world);
     if (status == TR_OK) status = measure_all(t);
@@ -285,12 +281,10 @@ static int run_rank(void *self)
 static int check_sizes(void *self)
 {
     const tune *t = self;
-    for (int i = 0; i < t->sizes.count; i++) {
-        if (t->sizes.bytes[i] >= BYTES_LEAST) continue;
-        tr__complain("bench tune", "--bytes begin at %d, not at %lld", BYTES_LEAST, (long long)t->sizes.bytes[i]);
-        return TR__EXIT_USAGE;
-    }
-    return -1;
+    for (int i = 0; i < t->sizes.count; i++)
+        if (t->sizes.bytes[i] < BYTES_LEAST)
+            return TR__MISUSE("bench tune", "--bytes begin at %d, not at %lld", BYTES_LEAST, (long long)t->sizes.bytes[i]);
+    return tr__check_f32(&t->sizes);
 }
 
 int tr__bench_tune(int argc, char **argv)
@@ -302,8 +296,8 @@ int tr__bench_tune(int argc, char **argv)
         {"bytes", 0, "LIST", "sizes, such as 64,4K,1M: what a rank gives (scatter, reduce-scatter: to each rank)",
             TR__SIZES(&t.sizes)},
         {"budget", 0, "MS", "milliseconds for each algorithm and size in each of three rounds", TR__NUMBER(&t.budget_ms, 0.1, 60000)},
-        {"output", 'o', "FILE", "write the table here, for TRIREME_ALGORITHMS=@FILE", TR__TEXT(&t.output)},
-        {"json", 0, "FILE", "write the results as a JSON object", TR__TEXT(&t.json)},
+        {"output", 'o', "FILE", "write the table here, for TRIREME_ALGORITHMS=@FILE", TR__OUTPUT(&t.output)},
+        {"json", 0, "FILE", "write the results as a JSON object", TR__OUTPUT(&t.json)},
         {0},
     };
     const tr__syntax syntax = {"bench tune", NULL,

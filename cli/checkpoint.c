@@ -290,6 +290,7 @@ static int verify(int argc, char **argv)
         "a folder of checkpoints (all are read), or a safetensors file. Ends with 1 when one of them is not fine.",
         options, .operands = {1, INT_MAX}};
     int code = tr__parse(&syntax, &argc, argv);
+    if (code < 0) code = tr__check_writable(VERIFY, json);
     if (code >= 0) return code;
     bool fine = true;
     cJSON *object = json ? cJSON_CreateObject() : NULL,
@@ -370,6 +371,7 @@ static int show(int argc, char **argv)
         "or a safetensors file. Ends with 1 when it is not fine.",
         options, .operands = {1, 1}};
     int code = tr__parse(&syntax, &argc, argv);
+    if (code < 0) code = tr__check_writable(SHOW, json);
     if (code >= 0) return code;
     char path[PATH_MAX];
     int64_t step;

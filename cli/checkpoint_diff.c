@@ -253,6 +253,7 @@ int tr__checkpoint_diff(int argc, char **argv)
         "models alone are compared. Ends with 1 when they are not the same.",
         options, .operands = {2, 2}};
     int code = tr__parse(&syntax, &argc, argv);
+    if (code < 0) code = tr__check_writable(DIFF, json);
     if (code >= 0) return code;
     tr__print_warnings(DIFF);
     diff d = {.paths = {argv[0], argv[1]}};

@@ -41,6 +41,7 @@ typedef struct tr__option {
     double least, most; /* of numbers, both included */
     const char *const *choices; /* the texts that are allowed, NULL-terminated; NULL: any */
     bool required;
+    bool writes; /* names a file that is written in the end */
 } tr__option;
 
 /* The rest of a row. The conditional makes the compiler check the type of the variable. */
@@ -49,6 +50,7 @@ typedef struct tr__option {
 #define TR__INTEGER(pointer, from, to) .type = TR__OPTION_INTEGER, TR__INTO(int, pointer), .least = (from), .most = (to)
 #define TR__NUMBER(pointer, from, to) .type = TR__OPTION_NUMBER, TR__INTO(double, pointer), .least = (from), .most = (to)
 #define TR__TEXT(pointer) .type = TR__OPTION_TEXT, TR__INTO(const char *, pointer)
+#define TR__OUTPUT(pointer) TR__TEXT(pointer), .writes = true
 #define TR__CHOICE(pointer, ...) TR__TEXT(pointer), .choices = (const char *const[]){__VA_ARGS__, NULL}
 #define TR__SIZES(pointer) .type = TR__OPTION_SIZES, TR__INTO(tr__sizes, pointer)
 

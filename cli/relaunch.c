@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static void print_line(int rank, bool is_stderr, const char *line, size_t length, void *user)
@@ -39,6 +40,18 @@ bool tr__is_rank(int *rank, int *world_size, int *local_world_size)
     bool launched = tr_launched(rank, &world, local_world_size);
     if (world_size) *world_size = world;
     return launched && (world > 1 || getenv("RANK"));
+}
+
+int tr__check_device(const char *command, const char *device, const char *backend, int ranks)
+{
+    tr_device parsed;
+    if (tr_device_parse(device, &parsed) != TR_OK) return tr__complain(command, "--device: %s", tr_error_message());
+    if (strcmp(backend, "mpi") == 0 && ranks > 1 && !tr__is_rank(NULL, NULL, NULL))
+        return tr__complain(command, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d and "
+            "leave --ranks out, or leave --backend out", ranks);
+    if (strcmp(backend, "nccl") == 0 && parsed.kind != TR_CUDA)
+        return tr__complain(command, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
+    return -1;
 }
 
 int tr__relaunch(const char *command, const char *const *arguments, int ranks, int max_restarts, int min_ranks,

@@ -16,4 +16,8 @@ int tr__relaunch(const char *command, const char *const *arguments, int ranks, i
  * job say, is as if no launcher were there. The pointers are tr_launched()'s. */
 bool tr__is_rank(int *rank, int *world_size, int *local_world_size);
 
+/* --device and --backend of a command that starts so many ranks: what every one of them would complain of is said once. -1 when
+ * all is well, else the exit code, after a message. */
+int tr__check_device(const char *command, const char *device, const char *backend, int ranks);
+
 #endif

@@ -1,6 +1,8 @@
 /* What can be known to go wrong is said once, before anything is started. */
 #include "train.h"
 
+#include "bench_result.h"
+#include "relaunch.h"
 #include "terminal.h"
 
 #include <errno.h>
@@ -198,26 +200,12 @@ static int check_folder(tr__train *t)
     return -1;
 }
 
-/* Hours later would be late to learn that the results cannot be written. Until they are there is no file, or that of before;
- * where a link leads to none, an empty one. */
-static int check_json(const tr__train *t)
-{
-    if (!t->json) return -1;
-    int fd = open(t->json, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd >= 0) unlink(t->json);
-    else if (errno == EEXIST) fd = open(t->json, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno == ENOENT) fd = open(t->json, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) return tr__complain(t->command, "cannot write %s: %s", t->json, strerror(errno));
-    close(fd);
-    return -1;
-}
-
 /* Rank 0 writes; the others only a profile, for which tr_fit() makes the folder. */
 static int check_files(tr__train *t)
 {
     if (t->under_launcher && t->rank > 0) return -1;
     int code = check_folder(t); /* which may be the results' */
-    return code < 0 ? check_json(t) : code;
+    return code < 0 ? tr__check_writable(t->command, t->json) : code;
 }
 
 /* Flags that exclude each other, and names that every rank would complain of. */
@@ -252,18 +240,6 @@ static int check_keep_best(const tr__train *t)
         "before the last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
 }
 
-static int check_device(const tr__train *t)
-{
-    tr_device device;
-    if (tr_device_parse(t->device, &device) != TR_OK) return tr__complain(t->command, "--device: %s", tr_error_message());
-    if (strcmp(t->backend, "mpi") == 0 && t->ranks > 1 && !t->under_launcher)
-        return tr__complain(t->command, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d "
-            "and leave --ranks out, or leave --backend out", t->ranks);
-    if (strcmp(t->backend, "nccl") == 0 && device.kind != TR_CUDA)
-        return tr__complain(t->command, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
-    return -1;
-}
-
 /* A file that does not fit is found before any rank is started. */
 static int check_init(tr__train *t)
 {
@@ -293,7 +269,7 @@ int tr__train_check(tr__train *t)
     if (t->under_launcher && world > 1 && t->profile && !t->out)
         return tr__complain(t->command, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_flags(t);
-    if (code < 0) code = check_device(t);
+    if (code < 0) code = tr__check_device(t->command, t->device, t->backend, t->ranks);
     if (code < 0) code = check_keep_best(t);
     if (code < 0) code = check_texts(t);
     if (code < 0) code = t->kind->check(t, world);

@@ -122,6 +122,8 @@ done
 
 # What cannot go well is said once, before anything is measured.
 refuses 'cannot write nowhere/r.json' --json nowhere/r.json
+[ ! -s out ] || fail "it measures what it cannot write"
+refuses 'there is no device gpu' --device gpu --ranks 3
 refuses '--model takes one of nano, gpt-mini, gpt2, bert-tiny, bert-base, mlp, lenet, resnet18, resnet50, vgg11, not "gpt5"' --model gpt5
 refuses '--seq: the samples of mlp are no sequences' --model mlp
 "$TRIREME" bench model --model resnet18 --size 32 --batch 2 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
@@ -160,6 +162,25 @@ for key in bytes median_us algbw_gbps cold_us private_us limit_us share_of_limit
     [ "$(grep -c "\"$key\":" r.json)" = 2 ] || fail "not two of $key: $(cat r.json)"
 done
 grep -qxE 'all-reduce 1024 [0-9]+' peer.asked || fail "the peer was asked: $(cat peer.asked)"
+documented r.json 'bench all-reduce'
+for kind in all-reduce rpc; do
+    ! "$TRIREME" bench $kind --bytes 4,6 >out 2>err || fail "$kind took a number and a half"
+    grep -q -e '--bytes are of numbers of 4 bytes: 6 are no whole ones' err || fail "$kind: no word about 6 bytes"
+done
+# A launcher's ranks are as many as it says.
+launched() { # RANKS MESSAGE ARGUMENT…
+    ranks=$1 message=$2
+    shift 2
+    ! "$TRIREME" run -n $ranks "$TRIREME" bench "$@" >out 2>err || fail "$ranks ranks took: $*"
+    grep -q -F -e "$message" err || fail "$ranks ranks do not say \"$message\": $*"
+}
+launched 2 '--ranks 3, but the launcher has started 2: leave --ranks out' barrier --ranks 3
+launched 3 '--workers 2, but the launcher has started 3: leave --workers out' dist-autograd --workers 2
+launched 9 'it takes at most 8 ranks, and the launcher has started 9' dist-autograd
+launched 3 'it takes at most 2 ranks, and the launcher has started 3' rpc
+"$TRIREME" run -n 3 "$TRIREME" bench dist-autograd --json r.json >out 2>err || fail "dist-autograd on 3 ranks"
+[ "$(number workers)" = 3 ] || fail "another chain than that of 3 workers: $(cat r.json)"
+documented r.json 'bench dist-autograd'
 # Remote calls: a peer is asked for an operator's where that is wanted.
 rm peer.asked
 "$TRIREME" bench rpc --bytes 4 --callers 2 --peer 'sh collective-peer' --json r.json >out 2>err || fail "rpc: $(cat err)"

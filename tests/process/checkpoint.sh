@@ -111,6 +111,20 @@ if [ "$(id -u)" = 0 ]; then # so does the owner
 fi
 "$TRIREME" checkpoint verify a --json /dev/stderr >out 2>err || fail "exit code $?"
 says '"fine":	true' err
+mkfifo pipe
+"$TRIREME" checkpoint verify a --json pipe >out 2>err &
+job=$!
+cat pipe >read
+end
+[ $code = 0 ] && says '"fine":	true' read || fail "exit code $code: nothing came through a pipe"
+
+for command in 'verify a' 'show a' 'diff a b'; do
+    expect 1 'cannot write nowhere/json' $command --json nowhere/json
+    [ ! -s out ] || fail "it reads for nothing: $command"
+    code=0
+    "$TRIREME" checkpoint $command >/dev/full 2>err || code=$?
+    [ $code = 1 ] && grep -q 'cannot write to stdout' err || fail "exit code $code of $command onto a full disk"
+done
 
 expect 1 'nowhere: there is no checkpoint' verify a nowhere
 says '^a/checkpoint-6: whole'

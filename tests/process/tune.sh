@@ -29,6 +29,7 @@ refuses 'the table of algorithms nowhere: No such file' algorithms @nowhere
 refuses "there is no barrier by 'tree'" algorithms 'barrier ranks 2- bytes 0- tree'
 refuses '--bytes begin at 64, not at 4' bench tune --bytes 4,64
 refuses 'cannot write nowhere/table' bench tune --ranks 2 --bytes 64 --budget 0.1 --output nowhere/table
+[ ! -s out ] || fail "it measures what it cannot write"
 refuses '--ranks go to 4096, not to 8192' bench predict --ranks 2,8K
 
 # A table of what is measured here: for this number of ranks, and for more.
