@@ -154,6 +154,13 @@ static bool set_sizes(const given *g, const char *value)
     return true;
 }
 
+const tr__option *tr__option_named(const tr__option *options, const char *name)
+{
+    for (const tr__option *o = options; o->name; o++)
+        if (!strcmp(o->name, name)) return o;
+    return NULL;
+}
+
 bool tr__option_set(const char *command, const tr__option *option, const char *name, const char *value)
 {
     const given g = {command, option, name};
@@ -209,11 +216,12 @@ static void print_help(const tr__syntax *syntax)
 
 /* ---- Parsing ----------------------------------------------------------------------------------------------------- */
 
-static int wrong(const tr__syntax *syntax)
+static int advise(const tr__syntax *syntax)
 {
     fprintf(stderr, "Try: trireme %s --help\n", syntax->command);
     return TR__EXIT_USAGE;
 }
+#define WRONG(syntax, ...) (tr__complain((syntax)->command, __VA_ARGS__), advise(syntax))
 
 static int unknown_option(const tr__syntax *syntax, const char *argument, size_t length)
 {
@@ -225,9 +233,7 @@ static int unknown_option(const tr__syntax *syntax, const char *argument, size_t
     char word[word_length + 1];
     snprintf(word, sizeof word, "%.*s", (int)length - 2, argument + 2);
     const char *near = length > 2 && argument[1] == '-' ? tr__nearest(word, names) : NULL;
-    tr__complain(syntax->command, near ? "unknown option %.*s: did you mean --%s?" : "unknown option %.*s", (int)length, argument,
-        near);
-    return wrong(syntax);
+    return WRONG(syntax, near ? "unknown option %.*s: did you mean --%s?" : "unknown option %.*s", (int)length, argument, near);
 }
 
 static const tr__option *find_option(const tr__syntax *syntax, const char *argument, size_t length)
@@ -252,37 +258,25 @@ static int read_option(const tr__syntax *syntax, char **argv, int *at, uint64_t 
     char name[word_length + 1];
     snprintf(name, sizeof name, "%.*s", (int)length, argument);
     const char *value = argument[length] ? argument + length + (argument[1] == '-') : NULL;
-    if (o->type == TR__OPTION_FLAG && value) {
-        tr__complain(syntax->command, "%s takes no value", name);
-        return wrong(syntax);
-    }
+    if (o->type == TR__OPTION_FLAG && value) return WRONG(syntax, "%s takes no value", name);
     if (o->type != TR__OPTION_FLAG && !value) {
         value = argv[*at + 1];
-        if (!value || !strncmp(value, "--", 2)) {
-            tr__complain(syntax->command, "%s needs a value: %s %s", name, name, o->value);
-            return wrong(syntax);
-        }
+        if (!value || !strncmp(value, "--", 2)) return WRONG(syntax, "%s needs a value: %s %s", name, name, o->value);
         ++*at;
     }
     *seen |= (uint64_t)1 << (o - syntax->options);
-    return tr__option_set(syntax->command, o, name, value) ? -1 : wrong(syntax);
+    return tr__option_set(syntax->command, o, name, value) ? -1 : advise(syntax);
 }
 
 static int check_complete(const tr__syntax *syntax, uint64_t seen, int operands, char **argv)
 {
     for (const tr__option *o = syntax->options; o->name; o++) {
-        if (!o->required || (seen >> (o - syntax->options) & 1)) continue;
-        tr__complain(syntax->command, "--%s %s is missing: %s", o->name, o->value, o->help);
-        return wrong(syntax);
+        if (o->required && !(seen >> (o - syntax->options) & 1))
+            return WRONG(syntax, "--%s %s is missing: %s", o->name, o->value, o->help);
     }
-    if (operands > syntax->operands.most) {
-        tr__complain(syntax->command, "unexpected \"%s\"", argv[syntax->operands.most]);
-        return wrong(syntax);
-    }
-    if (operands < syntax->operands.least) {
-        tr__complain(syntax->command, "something is missing: trireme %s %s", syntax->command, syntax->usage);
-        return wrong(syntax);
-    }
+    if (operands > syntax->operands.most) return WRONG(syntax, "unexpected \"%s\"", argv[syntax->operands.most]);
+    if (operands < syntax->operands.least)
+        return WRONG(syntax, "something is missing: trireme %s %s", syntax->command, syntax->usage);
     return -1;
 }
 

@@ -68,6 +68,8 @@ typedef struct tr__syntax {
  * NULL-terminated. Otherwise the exit code: TR__EXIT_OK after --help, TR__EXIT_USAGE after a message on stderr. */
 int tr__parse(const tr__syntax *syntax, int *argc, char **argv);
 
+/* The row of that name; NULL when there is none. */
+const tr__option *tr__option_named(const tr__option *options, const char *name);
 /* Sets one option as the command line would; the text must outlive it. name: what messages call it. False after one. */
 bool tr__option_set(const char *command, const tr__option *option, const char *name, const char *value);
 

@@ -61,16 +61,9 @@ bool tr__train_value(const tr__option *o, char *text, size_t bytes)
     return value && snprintf(text, bytes, "%s", value) < (int)bytes;
 }
 
-const tr__option *tr__train_option(const tr__train *t, const char *name)
-{
-    for (const tr__option *o = t->options; o->name; o++)
-        if (!strcmp(o->name, name)) return o;
-    return NULL;
-}
-
 bool tr__train_given(const tr__train *t, const char *name)
 {
-    const tr__option *o = tr__train_option(t, name);
+    const tr__option *o = tr__option_named(t->options, name);
     return o && (t->given >> (o - t->options) & 1);
 }
 
@@ -228,15 +221,10 @@ static int train(tr__train *t)
 {
     TR_SCOPE;
     if (!t->resume) t->resume = goes_on(t);
-    if (t->resume && !t->out) {
-        tr__complain(t->command, "--resume goes on in the folder of a training: --out FOLDER is missing");
-        return TR__EXIT_USAGE;
-    }
+    if (t->resume && !t->out)
+        return TR__MISUSE(t->command, "--resume goes on in the folder of a training: --out FOLDER is missing");
     int status = t->resume && !t->has_parent ? tr__train_restore(t) : -1;
-    if (status < 0 && !t->data) {
-        tr__complain(t->command, "%s", t->kind->data_missing);
-        status = TR__EXIT_USAGE;
-    }
+    if (status < 0 && !t->data) status = TR__MISUSE(t->command, "%s", t->kind->data_missing);
     if (status < 0) status = t->kind->fill_in(t);
     if (status < 0 && !t->has_parent) status = tr__train_check(t);
     bool launches = (t->ranks > 1 || t->max_restarts > 0) && !t->under_launcher;

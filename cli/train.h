@@ -86,8 +86,6 @@ bool tr__train_images_begin(tr__train *train, const char *model);
 const tr__setting *tr__train_setting(const tr__train *train, int i);
 /* An option's value as text, of a flag "yes"; false for a text or a flag that is not there. */
 bool tr__train_value(const tr__option *option, char *text, size_t bytes);
-/* The option of that name; NULL when there is none. */
-const tr__option *tr__train_option(const tr__train *train, const char *name);
 /* Was the option among the arguments, as --name or by its letter? */
 bool tr__train_given(const tr__train *train, const char *name);
 /* Keeps a string that malloc made until the end; NULL when there is none, or no room. */

@@ -28,7 +28,7 @@ static bool is_same(const char *now, const char *then)
 static int restore_setting(tr__train *t, const tr__setting *s, const char *path, const tr_tensor_list *model)
 {
     char key[64], now[PATH_MAX];
-    const tr__option *o = tr__train_option(t, s->name);
+    const tr__option *o = tr__option_named(t->options, s->name);
     snprintf(key, sizeof key, "trireme.%s", s->name);
     const char *then = tr_list_metadata(model, key);
     if (tr__train_given(t, s->name)) {
@@ -105,7 +105,7 @@ static int check_texts(const tr__train *t)
     int code = check_text(t, "out", t->out);
     const tr__setting *s;
     for (int i = 0; code < 0 && (s = tr__train_setting(t, i)); i++) {
-        const tr__option *o = tr__train_option(t, s->name);
+        const tr__option *o = tr__option_named(t->options, s->name);
         if (o->type == TR__OPTION_TEXT) code = check_text(t, s->name, *(const char *const *)o->into);
     }
     return code;

@@ -76,10 +76,8 @@ int tr__train_method(tr__train *t, const char *usual, double lr)
     const struct choice *c = choice_of(t->optimizer);
     if (!c) return tr__complain(t->command, "--resume: no optimizer is named \"%s\"", t->optimizer);
     t->own_optimizer = strcmp(t->optimizer, usual) != 0;
-    if (tr__train_given(t, "momentum") && !c->has_momentum && !t->has_parent) {
-        tr__complain(t->command, "--momentum: %s has none to set", t->optimizer);
-        return TR__EXIT_USAGE;
-    }
+    if (tr__train_given(t, "momentum") && !c->has_momentum && !t->has_parent)
+        return TR__MISUSE(t->command, "--momentum: %s has none to set", t->optimizer);
     if (t->bf16_state && !c->has_bf16_state)
         return tr__complain(t->command, "--bf16-state: %s keeps its state in f32: take sgd, adam, adamw or lion", t->optimizer);
     if (t->resume) return -1; /* what was not given is the checkpoint's */

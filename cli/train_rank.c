@@ -84,7 +84,8 @@ static tr_status describe(const tr__train *t, tr_tensor_list *about)
     for (int i = 0; (s = tr__train_setting(t, i)); i++) {
         char key[64], value[PATH_MAX];
         snprintf(key, sizeof key, "trireme.%s", s->name);
-        if (tr__train_value(tr__train_option(t, s->name), value, sizeof value)) TRY(tr_list_set_metadata(about, key, value));
+        if (tr__train_value(tr__option_named(t->options, s->name), value, sizeof value))
+            TRY(tr_list_set_metadata(about, key, value));
     }
     return t->kind->describe ? t->kind->describe(t, about) : TR_OK;
 }
