@@ -168,44 +168,23 @@ double tr__median_ratio(const double *a, const double *b, int n)
     return middle;
 }
 
-static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *help;
-} benches[] = {
-    {"model", bench_model, "training steps of a model"},
-    {"all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier",
-        tr__bench_collective, "a collective, by size"},
-    {"tune", tr__bench_tune, "collectives by every algorithm, and the table of algorithms that fits them"},
-    {"predict", tr__bench_predict, "what a collective would cost on up to thousands of ranks"},
-    {"store", tr__bench_store, "clients that come to a store"},
-    {"join", tr__bench_join, "ranks that become a group"},
-    {"groups", tr__bench_groups, "groups within a group"},
-    {"rpc", tr__bench_rpc, "calls to a function of another process"},
-    {"loader", tr__bench_loader, "batches of a dataset"},
-    {"checkpoint", tr__bench_checkpoint, "saving, loading and verifying a checkpoint"},
-    {"dist-autograd", tr__bench_dist, "a training step over two workers"},
-    {"report", tr__bench_report, "the page of results, made from what the others have written by --json"},
-};
-enum { BENCHES = sizeof benches / sizeof *benches };
-
 int tr__cli_bench(int argc, char **argv)
 {
-    const char *what = argc > 1 ? argv[1] : NULL;
-    for (int i = 0; i < BENCHES && what; i++) {
-        bool asked = benches[i].run == tr__bench_collective ? tr__is_collective(what) : !strcmp(what, benches[i].name);
-        if (asked) return benches[i].run(argc - 1, argv + 1);
-    }
-    if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
-        printf("Usage: trireme bench WHAT [OPTION…]\n\n"
-               "Measures speed. `trireme bench WHAT --help` lists the options.\n\nWhat:\n");
-        for (int i = 0; i < BENCHES; i++) {
-            bool fits = strlen(benches[i].name) < 16;
-            printf("  %-15s%s%s\n", benches[i].name, fits ? " " : "\n                  ", benches[i].help);
-        }
-        return TR__EXIT_OK;
-    }
-    tr__complain("bench", what ? "there is no bench \"%s\"" : "what is missing, such as: trireme bench model", what);
-    fprintf(stderr, "Try: trireme bench --help\n");
-    return TR__EXIT_USAGE;
+    static const tr__subcommand benches[] = {
+        {"model", bench_model, "training steps of a model"},
+        {"all-reduce, reduce, broadcast, all-gather, gather, scatter, reduce-scatter, all-to-all, send-recv, barrier",
+            tr__bench_collective, "a collective, by size"},
+        {"tune", tr__bench_tune, "collectives by every algorithm, and the table of algorithms that fits them"},
+        {"predict", tr__bench_predict, "what a collective would cost on up to thousands of ranks"},
+        {"store", tr__bench_store, "clients that come to a store"},
+        {"join", tr__bench_join, "ranks that become a group"},
+        {"groups", tr__bench_groups, "groups within a group"},
+        {"rpc", tr__bench_rpc, "calls to a function of another process"},
+        {"loader", tr__bench_loader, "batches of a dataset"},
+        {"checkpoint", tr__bench_checkpoint, "saving, loading and verifying a checkpoint"},
+        {"dist-autograd", tr__bench_dist, "a training step over two workers"},
+        {"report", tr__bench_report, "the page of results, made from what the others have written by --json"},
+        {0},
+    };
+    return tr__run_subcommand("bench", "Measures speed.", benches, argc, argv);
 }

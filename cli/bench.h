@@ -95,9 +95,6 @@ void tr__sgemm_free(tr__sgemm *matrices);
 
 /* ---- trireme bench all-reduce and the others ---------------------------------------------------------------------- */
 
-/* Is a collective called so? */
-bool tr__is_collective(const char *name);
-
 /* What an all_reduce of f32 costs at least: a bare loop over memory that all ranks have mapped, between two bare
  * barriers. */
 typedef struct tr__probe tr__probe;

@@ -32,7 +32,6 @@ static const bench_kind kinds[] = {
     {"reduce-scatter", TR_REDUCE_SCATTER, true, false}, {"all-to-all", TR_ALL_TO_ALL, true, true},
     {"send-recv", TR_SEND, false, false},         {"barrier", TR_BARRIER, false, false},
 };
-enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* Where the numbers lie: the same registered memory again and again, more of it than the caches hold, or memory that the
  * other ranks cannot map. */
@@ -55,13 +54,6 @@ typedef struct collective_run {
     tr__peer peer;
     double median_us[TR__SIZES_MAX][PLACES]; /* NaN: not measured */
 } collective_run;
-
-bool tr__is_collective(const char *name)
-{
-    for (int i = 0; i < KINDS; i++)
-        if (!strcmp(kinds[i].name, name)) return true;
-    return false;
-}
 
 /* ---- One call ---------------------------------------------------------------------------------------------------- */
 
@@ -316,7 +308,7 @@ static int check_sizes(void *self)
 int tr__bench_collective(int argc, char **argv)
 {
     const bench_kind *kind = kinds;
-    while (strcmp(kind->name, argv[0]) != 0) kind++; /* tr__is_collective() has said so */
+    while (strcmp(kind->name, argv[0]) != 0) kind++; /* the benches have only names that exist */
     collective_run *r = calloc(1, sizeof *r);
     if (!r) return tr__complain(TR__BENCH, "out of memory");
     *r = (collective_run){.kind = kind, .ranks = 2, .cold_mb = 128,

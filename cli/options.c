@@ -18,7 +18,7 @@ int tr__complain(const char *command, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    fprintf(stderr, "trireme %s: %s\n", command, tr_printable(text));
+    fprintf(stderr, "trireme%s%s: %s\n", *command ? " " : "", command, tr_printable(text));
     return TR__EXIT_FAILED;
 }
 
@@ -308,22 +308,38 @@ int tr__parse(const tr__syntax *syntax, int *argc, char **argv)
 
 /* ---- Commands of commands ---------------------------------------------------------------------------------------- */
 
+/* Is it one of the names of a row, "all-reduce, reduce"? */
+static bool is_named(const char *what, const char *names)
+{
+    size_t length = strlen(what);
+    for (const char *at = names; *at; at += strcspn(at, ","), at += strspn(at, ", "))
+        if (strcspn(at, ",") == length && !strncmp(at, what, length)) return true;
+    return false;
+}
+
 int tr__run_subcommand(const char *command, const char *about, const tr__subcommand *all, int argc, char **argv)
 {
-    const char *what = argc > 1 ? argv[1] : NULL;
-    char names[256] = "";
+    enum { MOST = 32 };
+    const char *what = argc > 1 ? argv[1] : NULL, *names[MOST + 1] = {0}, *between = *command ? " " : "";
+    char list[512] = "", words[512], *rest = NULL;
     for (const tr__subcommand *c = all; c->name; c++) {
-        if (what && !strcmp(what, c->name)) return c->function(argc - 1, argv + 1);
-        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", c > all ? ", " : "", c->name);
+        if (what && is_named(what, c->name)) return c->function(argc - 1, argv + 1);
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", c > all ? ", " : "", c->name);
     }
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {
-        printf("Usage: trireme %s COMMAND [OPTION…]\n\n%s\n\nCommands:\n", command, about);
-        for (const tr__subcommand *c = all; c->name; c++) printf("  %-7s %s\n", c->name, c->help);
-        printf("\n`trireme %s COMMAND --help` says more about a command.\n", command);
+        printf("Usage: trireme%s%s COMMAND [OPTION…]\n\n%s\n\nCommands:\n", between, command, about);
+        for (const tr__subcommand *c = all; c->name; c++)
+            printf(strlen(c->name) > 13 ? "  %s\n%16s%s\n" : "  %-13s %s%s\n", c->name, strlen(c->name) > 13 ? "" : c->help,
+                strlen(c->name) > 13 ? c->help : "");
+        printf("\n`trireme%s%s COMMAND --help` says more about a command.\n", between, command);
         return TR__EXIT_OK;
     }
-    if (what) tr__complain(command, "there is no \"%s\": there are %s", what, names);
-    else tr__complain(command, "say what to do: %s", names);
-    fprintf(stderr, "Try: trireme %s --help\n", command);
+    memcpy(words, list, sizeof words);
+    for (int i = 0; i < MOST && (names[i] = strtok_r(i ? NULL : words, ", ", &rest)); i++) continue;
+    const char *near = what ? tr__nearest(what, names) : NULL;
+    if (near) tr__complain(command, "there is no \"%s\": did you mean %s?", what, near);
+    else if (what) tr__complain(command, "there is no \"%s\": there are %s", what, list);
+    else tr__complain(command, "say what to do: %s", list);
+    fprintf(stderr, "Try: trireme%s%s --help\n", between, command);
     return TR__EXIT_USAGE;
 }

@@ -73,7 +73,7 @@ const tr__option *tr__option_named(const tr__option *options, const char *name);
 /* Sets one option as the command line would; the text must outlive it. name: what messages call it. False after one. */
 bool tr__option_set(const char *command, const tr__option *option, const char *name, const char *value);
 
-/* "trireme run: message" on stderr. Returns TR__EXIT_FAILED. */
+/* "trireme run: message" on stderr, of command "" "trireme: message". Returns TR__EXIT_FAILED. */
 int tr__complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The library's latest failure as such a message. */
 int tr__failed(const char *command);
@@ -91,12 +91,12 @@ int tr__printed(const char *command);
 
 /* A command of commands: "trireme checkpoint verify". A function gets its own name as argv[0] and returns the exit code. */
 typedef struct tr__subcommand {
-    const char *name;
+    const char *name; /* or several, with ", " between */
     int (*function)(int argc, char **argv);
     const char *help;
 } tr__subcommand;
-/* Calls the one that argv[1] names, or lists all of them where --help asks for it. about: what they are for. A row without a name
- * ends them. */
+/* Calls the one that argv[1] names, or lists all of them where --help asks for it. command: "" for `trireme` itself. about: what
+ * they are for. A row without a name ends them. */
 int tr__run_subcommand(const char *command, const char *about, const tr__subcommand *all, int argc, char **argv);
 
 /* The word most like this one, NULL when none is like it. For "did you mean". */

@@ -263,4 +263,4 @@ grep -qx -e '--samples rows --count 300 --batch 64 --workers 1' peer.told || fai
 grep -q 'belong together' err || fail "no folder: $(cat err)"
 
 ! "$TRIREME" bench nonsense >out 2>err || fail "it took nonsense"
-grep -q 'there is no bench "nonsense"' err || fail "nonsense"
+grep -q 'there is no "nonsense": there are model, all-reduce, ' err || fail "nonsense"

@@ -211,7 +211,7 @@ expect 0 "trireme 0." --version
 expect 1 "trireme run: rank 1 (pid " run -n 2 sh -c '[ $RANK = 0 ] || exit 3'
 expect 1 "trireme run: cannot run ./prgram: No such file or directory" run -n 2 ./prgram
 expect 1 "trireme run: cannot run ./none.py: No such file or directory" run -n 2 ./none.py
-expect 2 "trireme: a command is missing"
+expect 2 "trireme: say what to do: run, cluster, train, "
 expect 2 "did you mean run?" rnu
 expect 2 "trireme run: unknown option --rank: did you mean --ranks?" run --rank 2 echo
 expect 2 "trireme run: -n takes a whole number from 1 to 4096, not \"many\"" run -n many echo
