@@ -95,15 +95,11 @@ static int groups_rank(groups *g)
 static int measure(void *self)
 {
     groups *g = self;
-    g->split_us = calloc((size_t)g->count, sizeof *g->split_us);
-    g->first_us = calloc((size_t)g->count, sizeof *g->first_us);
-    int code = TR__EXIT_FAILED;
-    if (g->split_us && g->first_us)
-        code = groups_rank(g);
-    else
-        tr__complain(TR__BENCH, "no memory for %d groups", g->count);
+    g->split_us = calloc(2 * (size_t)g->count, sizeof *g->split_us);
+    if (!g->split_us) return tr__complain(TR__BENCH, "no memory for %d groups", g->count);
+    g->first_us = g->split_us + g->count;
+    int code = groups_rank(g);
     free(g->split_us);
-    free(g->first_us);
     return code;
 }
 

@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "options.h"
 #include "relaunch.h"
+#include "system.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -24,7 +25,7 @@ typedef struct bench_run {
     tr_group *group; /* NULL: one rank */
     tr__workload work;
     tr__peer peer;
-    double *ours, *theirs; /* milliseconds of a step, by turn */
+    double *ours, *theirs; /* milliseconds of a step, by turn; one piece of memory with the next two */
     double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each turn */
     double *checks;        /* milliseconds that comparing replicas takes, of several ranks; else NaN */
     double rss_mb, rss_mb_sum;
@@ -42,22 +43,17 @@ static double minor_faults(void)
 }
 
 /* The line `key: N kB` of a file in /proc, in MB; 0 where there is none. */
-static double kilobytes_of(const char *path, const char *key)
+static double megabytes_of(const char *path, const char *key)
 {
-    char line[128];
-    double kilobytes = 0;
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file))
-        if (strncmp(line, key, strlen(key)) == 0 && line[strlen(key)] == ':') kilobytes = strtod(line + strlen(key) + 1, NULL);
-    if (file) fclose(file);
-    return kilobytes / 1024;
+    char text[128];
+    return tr__line_of(path, key, text, sizeof text) ? strtod(text, NULL) / 1024 : 0;
 }
 
 /* Of the shared memory that this process maps, what the other processes that map it have to answer for. */
 static double others_shared_mb(void)
 {
-    double mapped = kilobytes_of("/proc/self/status", "RssShmem");
-    return mapped > 0 ? mapped - kilobytes_of("/proc/self/smaps_rollup", "Pss_Shmem") : 0;
+    double mapped = megabytes_of("/proc/self/status", "RssShmem");
+    return mapped > 0 ? mapped - megabytes_of("/proc/self/smaps_rollup", "Pss_Shmem") : 0;
 }
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
@@ -308,18 +304,12 @@ int tr__bench_rank(void *bench)
         r.rank = tr_rank(r.group);
         r.world = tr_world_size(r.group);
     }
-    r.ours = calloc((size_t)b->steps, sizeof *r.ours);
-    r.theirs = calloc((size_t)b->steps, sizeof *r.theirs);
-    r.peaks = calloc((size_t)b->steps, sizeof *r.peaks);
-    r.checks = calloc((size_t)b->steps, sizeof *r.checks);
-    int code = TR__EXIT_FAILED;
-    if (r.ours && r.theirs && r.peaks && r.checks)
-        code = run_and_report(&r);
-    else
-        tr__complain(TR__BENCH, "out of memory");
+    r.ours = calloc(4 * (size_t)b->steps, sizeof *r.ours);
+    if (!r.ours) return tr__complain(TR__BENCH, "out of memory");
+    r.theirs = r.ours + b->steps;
+    r.peaks = r.theirs + b->steps;
+    r.checks = r.peaks + b->steps;
+    int code = run_and_report(&r);
     free(r.ours);
-    free(r.theirs);
-    free(r.peaks);
-    free(r.checks);
     return code;
 }

@@ -78,18 +78,12 @@ static int is_checkpoint(const struct dirent *entry)
 
 /* ---- What was found ---------------------------------------------------------------------------------------------- */
 
-/* A tr_checkpoint_part of its own. */
-typedef struct part {
-    tr_checkpoint_part is;
-    char *file, *tensor, *damage;
-} part;
-
 typedef struct survey {
     const char *path;
     tr_status status;
     char why[2048]; /* of a failure that is no damage */
     tr_checkpoint_report report;
-    part *parts;
+    tr_checkpoint_part *parts; /* whose texts are the survey's */
     int count, capacity;
     bool lost; /* a part, for want of memory */
 } survey;
@@ -104,7 +98,7 @@ static void note(const tr_checkpoint_part *from, void *user)
     survey *s = user;
     if (s->count == s->capacity) {
         int capacity = s->capacity ? 2 * s->capacity : 64;
-        part *grown = reallocarray(s->parts, (size_t)capacity, sizeof *grown);
+        tr_checkpoint_part *grown = reallocarray(s->parts, (size_t)capacity, sizeof *grown);
         if (!grown) {
             s->lost = true;
             return;
@@ -112,16 +106,12 @@ static void note(const tr_checkpoint_part *from, void *user)
         s->parts = grown;
         s->capacity = capacity;
     }
-    part *p = &s->parts[s->count++];
-    *p = (part){
-        .is = *from, .file = copy_of(from->file), .tensor = copy_of(from->tensor), .damage = copy_of(from->damage)};
-    if (!p->file || (from->tensor && !p->tensor) || (from->damage && !p->damage)) {
-        s->lost = true;
-        s->count--;
-    }
-    p->is.file = p->file;
-    p->is.tensor = p->tensor;
-    p->is.damage = p->damage;
+    tr_checkpoint_part *p = &s->parts[s->count++];
+    *p = *from;
+    p->file = copy_of(from->file);
+    p->tensor = copy_of(from->tensor);
+    p->damage = copy_of(from->damage);
+    s->lost |= !p->file || (from->tensor && !p->tensor) || (from->damage && !p->damage);
 }
 
 static void look(survey *s, const char *path)
@@ -140,9 +130,9 @@ static void look(survey *s, const char *path)
 static void forget(survey *s)
 {
     for (int i = 0; i < s->count; i++) {
-        free(s->parts[i].file);
-        free(s->parts[i].tensor);
-        free(s->parts[i].damage);
+        free((char *)s->parts[i].file);
+        free((char *)s->parts[i].tensor);
+        free((char *)s->parts[i].damage);
     }
     free(s->parts);
 }
@@ -171,7 +161,7 @@ static void print_verdict(const survey *s, const char *before)
 static void print_problems(const survey *s)
 {
     for (int i = 0; i < s->count; i++) {
-        const tr_checkpoint_part *p = &s->parts[i].is;
+        const tr_checkpoint_part *p = &s->parts[i];
         if (p->damage) tr__line("  %s", p->damage);
         if (p->nans + p->infinities > 0)
             tr__line("  %s: tensor \"%s\" has %" PRId64 " NaN and %" PRId64
@@ -219,7 +209,7 @@ static cJSON *survey_json(const survey *s, bool all)
         {"not_finite", r->not_finite});
     parts = cJSON_AddArrayToObject(o, all ? "parts" : "problems");
     for (int i = 0; i < s->count; i++) {
-        const tr_checkpoint_part *p = &s->parts[i].is;
+        const tr_checkpoint_part *p = &s->parts[i];
         if (all || p->damage || p->nans + p->infinities > 0) cJSON_AddItemToArray(parts, part_json(p));
     }
     if (!all) return o;
@@ -343,11 +333,11 @@ static void print_files(const survey *s)
 {
     int width = width_of(s), begin = 0;
     for (int i = 0; i < s->count; i++) {
-        const tr_checkpoint_part *file = &s->parts[i].is;
+        const tr_checkpoint_part *file = &s->parts[i];
         if (file->tensor) continue;
         tr__line("\n%s, %d tensors, %" PRId64 " bytes", file->file, i - begin, file->end);
         for (; begin < i; begin++) {
-            const tr_checkpoint_part *p = &s->parts[begin].is;
+            const tr_checkpoint_part *p = &s->parts[begin];
             tr__line("  %-*s  %-4s  %s", width, p->tensor, tr_dtype_name(p->dtype),
                      tr_shape_text(p->shape, (char[160]){0}));
         }

@@ -48,14 +48,30 @@ static double read_limit(const char *folder, const char *group, const char *file
     return numbers < 1 || limit <= 0 ? INFINITY : numbers == 2 && period > 0 ? limit / period : limit;
 }
 
-/* The least limit of this process's control group and those around it. */
-static double group_limit(const char *folder, const char *group, const char *file)
+/* The number in a line "key number" of a file; 0 when there is none. */
+static double number_of(const char *path, const char *key)
 {
-    char at[1024];
+    char name[64];
+    double value, found = 0;
+    FILE *file = fopen(path, "re");
+    while (file && fscanf(file, "%63s %lf", name, &value) == 2)
+        if (!strcmp(name, key)) found = value;
+    if (file) fclose(file);
+    return found;
+}
+
+/* The least limit of this process's control group and those around it. used: what of it is left, where files that could be dropped
+ * from memory are no use; NULL: all of it. */
+static double group_limit(const char *folder, const char *group, const char *file, const char *used)
+{
+    char at[1024], path[1200];
     snprintf(at, sizeof at, "%s", strcmp(group, "/") ? group : "");
     double least = INFINITY;
     for (;;) {
-        least = fmin(least, read_limit(folder, at, file));
+        double limit = read_limit(folder, at, file), use = used ? read_limit(folder, at, used) : 0;
+        snprintf(path, sizeof path, "%s%s/memory.stat", folder, at);
+        if (used) use -= number_of(path, "inactive_file");
+        if (isfinite(limit) && isfinite(use)) least = fmin(least, limit - use);
         char *slash = strrchr(at, '/');
         if (!slash) return least;
         *slash = '\0';
@@ -92,60 +108,34 @@ static bool own_group(const char *controller, char *group, size_t bytes)
 double tr__core_quota(void)
 {
     char group[1024];
-    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "cpu.max") : INFINITY;
+    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "cpu.max", NULL) : INFINITY;
     if (own_group("cpu", group, sizeof group)) {
-        double quota = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_quota_us");
-        double period = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_period_us");
+        double quota = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_quota_us", NULL);
+        double period = group_limit("/sys/fs/cgroup/cpu", group, "cpu.cfs_period_us", NULL);
         least = fmin(least, isfinite(period) ? quota / period : INFINITY);
     }
     return least;
 }
 
-double tr__memory_limit_gib(void)
-{
-    char group[1024];
-    double least = own_group("", group, sizeof group) ? group_limit("/sys/fs/cgroup", group, "memory.max") : INFINITY;
-    if (own_group("memory", group, sizeof group))
-        least = fmin(least, group_limit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes"));
-    return least / (1 << 30);
-}
-
-/* The number in a line "key number" of a file; 0 when there is none. */
-static double number_of(const char *path, const char *key)
-{
-    char name[64];
-    double value, found = 0;
-    FILE *file = fopen(path, "re");
-    while (file && fscanf(file, "%63s %lf", name, &value) == 2)
-        if (!strcmp(name, key)) found = value;
-    if (file) fclose(file);
-    return found;
-}
-
-/* What a group and those around it leave: limit less use, where files that could be dropped from memory are no use. */
-static double group_left(const char *folder, const char *group, const char *limit, const char *used)
-{
-    char at[1024], path[1200];
-    snprintf(at, sizeof at, "%s", strcmp(group, "/") ? group : "");
-    double least = INFINITY;
-    for (;;) {
-        double most = read_limit(folder, at, limit), use = read_limit(folder, at, used);
-        snprintf(path, sizeof path, "%s%s/memory.stat", folder, at);
-        if (isfinite(most) && isfinite(use)) least = fmin(least, most - use + number_of(path, "inactive_file"));
-        char *slash = strrchr(at, '/');
-        if (!slash) return least;
-        *slash = '\0';
-    }
-}
-
-double tr__memory_left_gib(void)
+/* In bytes: what the control groups allow, or what they leave. */
+static double group_memory(bool left)
 {
     char group[1024];
     double least = INFINITY;
     if (own_group("", group, sizeof group))
-        least = group_left("/sys/fs/cgroup", group, "memory.max", "memory.current");
+        least = group_limit("/sys/fs/cgroup", group, "memory.max", left ? "memory.current" : NULL);
     if (own_group("memory", group, sizeof group))
         least = fmin(least,
-            group_left("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"));
-    return fmin(fmax(least, 0) / (1 << 30), tr__meminfo_gib("MemAvailable"));
+            group_limit("/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", left ? "memory.usage_in_bytes" : NULL));
+    return least;
+}
+
+double tr__memory_limit_gib(void)
+{
+    return group_memory(false) / (1 << 30);
+}
+
+double tr__memory_left_gib(void)
+{
+    return fmin(fmax(group_memory(true), 0) / (1 << 30), tr__meminfo_gib("MemAvailable"));
 }
