@@ -5,6 +5,7 @@
 
 #include <trireme/tools.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -86,25 +87,27 @@ static int run(tr_cluster *cluster, const settings *s, const char *const *argv, 
     return status == TR_INTERRUPTED ? report.exit_code : TR__EXIT_FAILED;
 }
 
-/* In a session of its own, without this terminal. */
+/* In a session of its own, without this terminal. Until the job is known, the child can say through a pipe why it is not. */
 static int run_detached(tr_cluster *cluster, const settings *s, const char *const *argv)
 {
-    pid_t child = fork(); /* this process has no threads yet */
+    int says[2];
+    pid_t child = pipe2(says, O_CLOEXEC) == 0 ? fork() : -1; /* this process has no threads yet */
+    if (child < 0) return tr__complain("cluster start", "cannot start a process: %s", strerror(errno));
     if (child == 0) {
         setsid();
         int nothing = open("/dev/null", O_RDWR);
         for (int i = 0; i < 3 && nothing >= 0; i++) dup2(nothing, i);
-        exit(run(cluster, s, argv, NULL));
+        int code = run(cluster, s, argv, NULL);
+        if (code != TR__EXIT_OK) dprintf(says[1], "%s", tr_error_message());
+        exit(code);
     }
+    close(says[1]);
     tr_cluster_job job = {0};
-    int how = 0;
-    while (child > 0 && (tr_cluster_status(cluster, s->job, &job) != TR_OK || job.pid != child)) {
-        if (waitpid(child, &how, WNOHANG) == child) child = -1;
+    while (tr_cluster_status(cluster, s->job, &job) != TR_OK || job.pid != child) {
+        char why[2048] = "";
+        if (waitpid(child, NULL, WNOHANG) == child)
+            return tr__complain("cluster start", "%s", read(says[0], why, sizeof why - 1) > 0 ? why : "it ended at once");
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-    }
-    if (child < 0) {
-        tr__complain("cluster start", "job %s could not be started in the background; try without --detach", s->job);
-        return TR__EXIT_FAILED;
     }
     printf("%s\n", s->job);
     return TR__EXIT_OK;
@@ -185,7 +188,13 @@ static int logs(int argc, char **argv)
         options, .operands = {0, 1}};
     int parsed = parse_job(argc, argv, &syntax, &s);
     if (parsed >= 0) return parsed;
-    return tr_cluster_logs(open_cluster(&s), s.job, s.follow, print_rank, &s) ? tr__failed("cluster logs") : TR__EXIT_OK;
+    tr_cluster *cluster = open_cluster(&s);
+    tr_cluster_job job;
+    tr_status status = tr_cluster_status(cluster, s.job, &job);
+    if (status == TR_OK && s.rank >= job.ranks)
+        return tr__complain("cluster logs", "job %s has %d ranks: there is no rank %d", job.name, job.ranks, s.rank);
+    if (status == TR_OK) status = tr_cluster_logs(cluster, job.name, s.follow, print_rank, &s);
+    return status == TR_OK ? TR__EXIT_OK : tr__failed("cluster logs");
 }
 
 static int stop(int argc, char **argv)

@@ -145,6 +145,9 @@ static tr_status open_cluster(tr_cluster *c, const tr_cluster_options *o)
         snprintf(c->state, sizeof c->state, "%s/trireme/jobs", base);
     else
         snprintf(c->state, sizeof c->state, "%s/.local/state/trireme/jobs", home ? home : "");
+    if (o->hosts && o->slots)
+        return tr_fail(TR_INVALID, "cluster: %d slots, and a list of hosts, %s, which says how many each of them has: give one",
+            o->slots, o->hosts);
     TRY(o->hosts ? read_hosts(c, o->hosts) : this_machine(c, o->slots));
     for (int i = 1; i < c->count; i++)
         if (tr__host_is_local(&c->hosts[0]) && strcmp(c->hosts[0].address, c->hosts[0].name) == 0)

@@ -81,7 +81,7 @@ typedef struct tr_cluster_options {
     const char *given;
     const char *hosts;   /* a file with a line for each host, "name slots=8 address=10.0.0.1", and comments after #;
                             NULL: this machine alone */
-    int slots;           /* without .hosts: ranks on this machine; 0: its cores */
+    int slots;           /* without .hosts: ranks on this machine, 0: its cores; beside .hosts an error */
     const char *ssh;     /* the command and its options, separated by blanks; NULL: "ssh" */
     const char *command; /* Trireme's command on the hosts; NULL: "trireme" */
     const char *state;   /* the folder with the jobs' records; NULL: trireme/jobs in XDG_STATE_HOME or in

@@ -50,6 +50,8 @@ wrong 'a slot=3\n' "hosts:1: 'slot=3' is not known"
 wrong '-oProxyCommand=x\n' "hosts:1: '-oProxyCommand=x' is no name of a host"
 wrong '# nobody\n' 'hosts names no host'
 wrong 'localhost\nb\n' 'the first host is localhost, and the others need an address of it'
+! cluster check --hosts hosts --slots 2 >out 2>err || fail "it took slots of a list of hosts"
+says err 'cluster: 2 slots, and a list of hosts, hosts, which says how many each of them has'
 ! cluster check --hosts missing >out 2>err || fail "it took a missing file"
 says err 'cannot read missing, the list of hosts: No such file'
 
@@ -108,6 +110,8 @@ printf "[0] 0 of 3: it's \"a  b\" \$HOME\n[1] 1 of 3: it's \"a  b\" \$HOME\n[2] 
     fail "words do not arrive"
 cluster logs --rank 1 >out
 [ "$(cat out)" = "[1] 1 of 3: it's \"a  b\" \$HOME" ] || fail "logs of a rank"
+! cluster logs --rank 3 words >out 2>err || fail "logs of no rank"
+says err 'job words has 3 ranks: there is no rank 3'
 cluster status words >out
 says out '3 ranks on 1 hosts'
 says out 'ended: all ranks ended well'
@@ -127,8 +131,10 @@ cluster start --slots 2 --detach --job behind sh -c "trap 'echo bye; exit 143' T
 [ "$(cat out)" = behind ] || fail "detach does not name the job"
 cluster status >out
 says out 'running for'
-! cluster start --slots 1 --job behind true 2>err || fail "two jobs of one name"
-says err 'a job behind is running'
+for how in '' --detach; do
+    ! cluster start --slots 1 --job behind $how true 2>err || fail "two jobs of one name"
+    says err 'a job behind is running'
+done
 cluster logs --follow behind >followed & follower=$!
 until_says followed '[1] hello'
 until_says followed '[0] hello'
