@@ -133,6 +133,8 @@ static int start(int argc, char **argv)
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     int status = tr__parse(&syntax, &argc, argv);
     if (status >= 0) return status;
+    if (s.min_ranks && !s.max_restarts)
+        return TR__MISUSE("cluster start", "--min-ranks %d, but without --max-restarts no ranks are started again", s.min_ranks);
     char name[64];
     snprintf(name, sizeof name, "%lld-%d", (long long)time(NULL), (int)getpid());
     if (!s.job) s.job = name;

@@ -47,10 +47,10 @@ int tr__check_device(const char *command, const char *device, const char *backen
     tr_device parsed;
     if (tr_device_parse(device, &parsed) != TR_OK) return tr__complain(command, "--device: %s", tr_error_message());
     if (strcmp(backend, "mpi") == 0 && ranks > 1 && !tr__is_rank(NULL, NULL, NULL))
-        return tr__complain(command, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d and "
+        return TR__MISUSE(command, "--backend mpi: MPI knows nothing of ranks that --ranks starts: begin with mpirun -n %d and "
             "leave --ranks out, or leave --backend out", ranks);
     if (strcmp(backend, "nccl") == 0 && parsed.kind != TR_CUDA)
-        return tr__complain(command, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
+        return TR__MISUSE(command, "--backend nccl: NCCL is for ranks on GPUs: add --device cuda, or take native or mpi");
     return -1;
 }
 

@@ -64,7 +64,13 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         "the first python3 of PATH.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     *operands = argc;
-    return tr__parse(&syntax, operands, argv);
+    int code = tr__parse(&syntax, operands, argv);
+    if (code >= 0 || s->nodes > 1) return code; /* of several nodes, the one that cannot take part tells the others */
+    if (s->min_ranks && !s->max_restarts)
+        return TR__MISUSE("run", "--min-ranks %d, but without --max-restarts no ranks are started again", s->min_ranks);
+    if (s->node_rank || s->rendezvous)
+        return TR__MISUSE("run", "--node-rank and --rendezvous are for jobs on several machines: --nnodes says how many");
+    return -1;
 }
 
 /* One line. From stdin no byte more than that is read: the rest is rank 0's. */

@@ -212,15 +212,15 @@ static int check_files(tr__train *t)
 static int check_flags(const tr__train *t)
 {
     if (t->step_in_backward && t->clip > 0)
-        return tr__complain(t->command,
+        return TR__MISUSE(t->command,
             "--step-in-backward: the norm of all gradients is known when they have been used: give --clip 0");
     if (t->step_in_backward && t->stop_on_spike)
-        return tr__complain(t->command,
+        return TR__MISUSE(t->command,
             "--step-in-backward: a spike is known when gradients have been used: leave out --stop-on-spike");
     if (t->roll_back && !t->check_replicas)
-        return tr__complain(t->command, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
+        return TR__MISUSE(t->command, "--roll-back: nothing ever finds that ranks differ with --check-replicas 0");
     if (tr_check_allow_different(t->allow_different) != TR_OK)
-        return tr__complain(t->command, "--allow-different: %s", tr_error_message());
+        return TR__MISUSE(t->command, "--allow-different: %s", tr_error_message());
     return -1;
 }
 
@@ -236,7 +236,7 @@ static int check_keep_best(const tr__train *t)
     }
     int64_t both = (int64_t)t->eval_every / a * t->save_every; /* the least common multiple */
     if (both < t->steps || t->eval_every >= t->steps || t->save_every >= t->steps) return -1;
-    return tr__complain(t->command, "--keep-best: validations every %d steps and checkpoints every %d never fall on the same step "
+    return TR__MISUSE(t->command, "--keep-best: validations every %d steps and checkpoints every %d never fall on the same step "
         "before the last: make --save-every a multiple of --eval-every", t->eval_every, t->save_every);
 }
 
@@ -253,21 +253,21 @@ int tr__train_check(tr__train *t)
 {
     int world = t->under_launcher ? t->world : t->ranks;
     if (t->under_launcher && tr__train_given(t, "ranks") && t->ranks != world)
-        return tr__complain(t->command, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
+        return TR__MISUSE(t->command, "--ranks %d, but the launcher has started %d: leave --ranks out", t->ranks, world);
     const char *restarts = t->under_launcher ? getenv("TORCHELASTIC_MAX_RESTARTS") : NULL;
     if (t->under_launcher && t->max_restarts > (restarts ? atoi(restarts) : 0))
-        return tr__complain(t->command, "--max-restarts %d, but the launcher starts ranks again %s times: leave it out here, and "
+        return TR__MISUSE(t->command, "--max-restarts %d, but the launcher starts ranks again %s times: leave it out here, and "
             "give it to `trireme run`", t->max_restarts, restarts ? restarts : "0");
     if (t->min_ranks && (t->under_launcher || !t->max_restarts))
-        return tr__complain(t->command, "--min-ranks %d, but %s", t->min_ranks, t->under_launcher
+        return TR__MISUSE(t->command, "--min-ranks %d, but %s", t->min_ranks, t->under_launcher
             ? "it is the launcher that starts ranks again: leave it out here, and give it to `trireme run`"
             : "without --max-restarts no ranks are started again");
     if (restarts) t->max_restarts = atoi(restarts);
     if (restarts && t->max_restarts > 0 && !t->out)
-        return tr__complain(t->command,
+        return TR__MISUSE(t->command,
             "ranks that are started again (--max-restarts) look for what has been saved: give --out FOLDER");
     if (t->under_launcher && world > 1 && t->profile && !t->out)
-        return tr__complain(t->command, "--profile: give --out FOLDER, which every rank writes into");
+        return TR__MISUSE(t->command, "--profile: give --out FOLDER, which every rank writes into");
     int code = check_flags(t);
     if (code < 0) code = tr__check_device(t->command, t->device, t->backend, t->ranks);
     if (code < 0) code = check_keep_best(t);

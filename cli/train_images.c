@@ -132,11 +132,11 @@ static int fill_in(tr__train *t)
     int code = tr__train_method(t, "sgd", m->model->lr);
     if (code >= 0) return code;
     if (t->recompute && (!strcmp(t->model, "lenet") || !strncmp(t->model, "vgg", 3)))
-        return tr__complain(t->command, "--recompute: %s has no blocks, whose inputs alone could be kept", t->model);
+        return TR__MISUSE(t->command, "--recompute: %s has no blocks, whose inputs alone could be kept", t->model);
     if (m->epochs && tr__train_given(t, "steps"))
         return TR__MISUSE(t->command, "--epochs and --steps say the same: give one of them");
     if (m->model->size && m->size && m->size != m->model->size)
-        return tr__complain(t->command, "%s takes images of %d pixels a side, not --size %d", m->model->name, m->model->size,
+        return TR__MISUSE(t->command, "%s takes images of %d pixels a side, not --size %d", m->model->name, m->model->size,
             m->size);
     return -1;
 }

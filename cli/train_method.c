@@ -79,7 +79,7 @@ int tr__train_method(tr__train *t, const char *usual, double lr)
     if (tr__train_given(t, "momentum") && !c->has_momentum && !t->has_parent)
         return TR__MISUSE(t->command, "--momentum: %s has none to set", t->optimizer);
     if (t->bf16_state && !c->has_bf16_state)
-        return tr__complain(t->command, "--bf16-state: %s keeps its state in f32: take sgd, adam, adamw or lion", t->optimizer);
+        return TR__MISUSE(t->command, "--bf16-state: %s keeps its state in f32: take sgd, adam, adamw or lion", t->optimizer);
     if (t->resume) return -1; /* what was not given is the checkpoint's */
     if (!tr__train_given(t, "lr")) t->lr = t->own_optimizer ? c->lr : lr;
     if (!tr__train_given(t, "momentum")) t->momentum = c->momentum;

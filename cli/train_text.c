@@ -227,9 +227,9 @@ static int check(tr__train *t, int64_t world)
 {
     const text_training *m = t->own;
     if (m->dim % m->heads)
-        return tr__complain(t->command, "--dim must be a multiple of --heads: %d is not one of %d", m->dim, m->heads);
+        return TR__MISUSE(t->command, "--dim must be a multiple of --heads: %d is not one of %d", m->dim, m->heads);
     if (window(m) < 1)
-        return tr__complain(t->command, "--context %d leaves no room between the first and the last token of a window: give "
+        return TR__MISUSE(t->command, "--context %d leaves no room between the first and the last token of a window: give "
             "at least 3", m->context);
     if (t->batch < world)
         return tr__complain(t->command, "a batch of %d windows cannot be shared out over %" PRId64 " ranks: give a larger "

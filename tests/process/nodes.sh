@@ -213,7 +213,7 @@ refuses() {
 }
 refuses 'a .node_rank of 2 is not in 0 … 1' --nnodes 2 --node-rank 2 --rendezvous $at
 refuses "meet at a .rendezvous of host:port, not at 'nowhere'" --nnodes 2 --rendezvous nowhere
-refuses ".nodes says how many" --rendezvous $at
+refuses '--nnodes says how many' --rendezvous $at
 refuses 'node 0 of 3 at 127.0.0.1:' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
 refuses 'of 3 nodes, nodes 1 and 2 did not come within 0.5 s' --nnodes 3 --rendezvous $at --rendezvous-timeout 0.5
 refuses "node 0, whose launcher serves there, did not come within 0.5 s" --nnodes 2 --node-rank 1 --rendezvous $at --rendezvous-timeout 0.5

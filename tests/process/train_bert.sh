@@ -9,11 +9,11 @@ pieces="$SOURCE/tests/recorded/tokenizers/bert/vocab.txt"
 tiny="--data text --layers 1 --heads 2 --dim 16 --batch 8 --threads 1 --plain"
 
 train() { "$TRIREME" train bert $tiny "$@" >out 2>err || fail "exit code $?: train bert $*"; }
-refuses() { # MESSAGE ARGUMENT…
-    message=$1 code=0
-    shift
+refuses() { # CODE MESSAGE ARGUMENT…
+    expected=$1 message=$2 code=0
+    shift 2
     "$TRIREME" train bert $tiny "$@" --out x >out 2>err || code=$?
-    [ $code = 1 ] && grep -qF -e "$message" err || fail "exit code $code and no \"$message\": train bert $*"
+    [ $code = "$expected" ] && grep -qF -e "$message" err || fail "exit code $code and no \"$message\": train bert $*"
 }
 losses() { cut -d , -f 1,4,5 "$1/metrics.csv"; }
 first_loss() { sed -n 2p "$1/metrics.csv" | cut -d , -f 4; }
@@ -39,17 +39,17 @@ LC_ALL=C sed -e 's/LayerNorm\.weight":/LayerNorm.gamma": /g' -e 's/LayerNorm\.bi
 ! cmp -s early.safetensors whole/checkpoint-60/model.safetensors || fail "no early names"
 train --context 16 --steps 2 --init early.safetensors --out next
 [ "$(first_loss next | cut -c 1)" -lt 5 ] || fail "it does not begin with the weights: $(first_loss next)"
-refuses "--init: " --context 16 --init early.safetensors --tokenizer "$pieces"
-refuses "of another shape" --context 32 --init early.safetensors
+refuses 1 "--init: " --context 16 --init early.safetensors --tokenizer "$pieces"
+refuses 1 "of another shape" --context 32 --init early.safetensors
 
 # Word pieces: ln 700 at first.
 train --context 16 --steps 3 --tokenizer "$pieces" --out pieces
 near "$(first_loss pieces)" 6.551 0.2 || fail "the first loss is not ln 700: $(first_loss pieces)"
 grep -q ' tokens to train on' err || fail "it does not count tokens"
-refuses "has no [CLS]" --tokenizer "$SOURCE/tests/recorded/tokenizers/gpt2.json"
-refuses "--context" --context 2
+refuses 1 "has no [CLS]" --tokenizer "$SOURCE/tests/recorded/tokenizers/gpt2.json"
+refuses 2 "--context" --context 2
 printf 'short' >short
-refuses "short is too short: its 5 bytes leave 5 for training, and a context of 24 takes at least 22" --context 24 --data short
+refuses 1 "short is too short: its 5 bytes leave 5 for training, and a context of 24 takes at least 22" --context 24 --data short
 
 # 25 bytes leave 23 for training, enough for the 22 between a window's first and last token.
 printf 'a text of twenty-five byt' >least

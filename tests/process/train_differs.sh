@@ -105,7 +105,7 @@ code=0
 # A name that no setting has.
 code=0
 "$TRIREME" train gpt $tiny --allow-different lr,rate --out none >out 2>err || code=$?
-[ $code = 1 ] && grep -q 'there is no setting "rate" that ranks compare: there are .*model, tokenizer, data, .*optimizer, .*lr, ' err ||
+[ $code = 2 ] && grep -q 'there is no setting "rate" that ranks compare: there are .*model, tokenizer, data, .*optimizer, .*lr, ' err ||
     fail "an unknown name: $(cat err)"
 
 # Images in folders: the names, sizes and classes of the files, and what a function makes of them.

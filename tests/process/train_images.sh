@@ -157,7 +157,7 @@ refuses 2 "--data PATH is missing: a folder with MNIST's files" lenet --out x
 refuses 1 "nowhere" lenet --data nowhere --out x
 refuses 1 "has 100 images to train on, fewer than a batch of 200" lenet --data digits --batch 200 --out x
 refuses 1 "--keep-best: half has no images to validate on" lenet --data half --batch 6 --validation 0 --keep-best --out x
-refuses 1 "lenet takes images of 28 pixels a side, not --size 32" lenet --data digits --size 32 --out x
+refuses 2 "lenet takes images of 28 pixels a side, not --size 32" lenet --data digits --size 32 --out x
 refuses 1 "takes images of 32 pixels a side and more, not --size 16" resnet18 --data digits --size 16 --out x
 refuses 1 "a batch of 2 images cannot be shared out over 3 ranks" lenet --data digits --batch 2 --ranks 3 --out x
 refuses 2 "--epochs and --steps say the same" lenet --data digits --steps 3 --epochs 3 --out x

@@ -94,10 +94,10 @@ if [ "$(id -u)" != 0 ]; then
     refuses_train 1 "cannot write into readonly: Permission denied" --data text --out readonly
 fi
 
-refuses_train 1 '--allow-different: there is no setting "colour" that ranks compare: there are ' --data text --allow-different lr,colour --out x
+refuses_train 2 '--allow-different: there is no setting "colour" that ranks compare: there are ' --data text --allow-different lr,colour --out x
 
 # Sizes.
-refuses_train 1 "--dim must be a multiple of --heads: 17 is not one of 2" --data text --dim 17 --out x
+refuses_train 2 "--dim must be a multiple of --heads: 17 is not one of 2" --data text --dim 17 --out x
 refuses 1 "a batch of 4 windows cannot be shared out over 8 ranks" train gpt $sizes --data text --ranks 8 --out x
 refuses 1 "too little memory: 64 ranks of " train gpt --data text --preset gpt2 --layers 200 --batch 64 --ranks 64 --out x
 # The gradients of 3.2 trillion parameters take 12,000 GiB, where they are kept.
@@ -123,15 +123,15 @@ for command in "train gpt" "train bert" "train resnet18" sample "tokenizer train
 done
 
 # Or else it would be ignored.
-refuses_train 1 "--min-ranks 2, but without --max-restarts no ranks are started again" --data text --min-ranks 2 --out x
+refuses_train 2 "--min-ranks 2, but without --max-restarts no ranks are started again" --data text --min-ranks 2 --out x
 
 # Under a launcher, by either name of the option.
 export RANK=0 WORLD_SIZE=1
 for ranks in "--ranks 3" "--ranks=3" "-n 3" -n3; do
-    refuses 1 "--ranks 3, but the launcher has started 1: leave --ranks out" train gpt $sizes --data text $ranks --out x
+    refuses 2 "--ranks 3, but the launcher has started 1: leave --ranks out" train gpt $sizes --data text $ranks --out x
 done
-refuses 1 "--max-restarts 3, but the launcher starts ranks again 0 times" train gpt $sizes --data text --max-restarts 3 --out x
-refuses 1 "--min-ranks 2, but it is the launcher that starts ranks again" train gpt $sizes --data text --min-ranks 2 --out x
+refuses 2 "--max-restarts 3, but the launcher starts ranks again 0 times" train gpt $sizes --data text --max-restarts 3 --out x
+refuses 2 "--min-ranks 2, but it is the launcher that starts ranks again" train gpt $sizes --data text --min-ranks 2 --out x
 unset RANK WORLD_SIZE
 
 # Resuming: other options, another text, no checkpoint, damage. A training is never written over.
