@@ -27,7 +27,7 @@ template <class K> inline tr_status allow_shared(const job &j, K kernel, size_t 
     thread_local std::map<std::pair<int, K>, size_t> allowed;
     size_t &most = allowed[{j.call.index, kernel}];
     if (bytes <= 48 << 10 || bytes <= most) return TR_OK;
-    TRY(cuda_failure(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "attention"));
+    TRY(check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "attention"));
     most = bytes;
     return TR_OK;
 }

@@ -167,7 +167,7 @@ tr_status copy_into(const job &j, const tr_device_tensor &y, const tr_device_ten
     return for_bytes(l.bytes[0], [&](auto t) { /* as bits */
         using T = typename decltype(t)::type;
         if (loop_is_flat(l) && l.stride[1][0] == 1)
-            return cuda_failure(
+            return check_cuda(
                 cudaMemcpyAsync(l.data[0], l.data[1], (size_t)l.count * sizeof(T), cudaMemcpyDeviceToDevice, j.stream),
                 "copy");
         tr_status status = launch_transpose<T, T>(j, l);
@@ -209,7 +209,7 @@ tr_status fill(const job &j, const tr_device_tensor &y, double value)
         return for_any(y.dtype, [&](auto t) {
             using T = typename decltype(t)::type;
             if (loop_is_flat(part) && value == 0 && !signbit(value))
-                return cuda_failure(cudaMemsetAsync(part.data[0], 0, (size_t)part.count * sizeof(T), j.stream), "fill");
+                return check_cuda(cudaMemsetAsync(part.data[0], 0, (size_t)part.count * sizeof(T), j.stream), "fill");
             return LAUNCH(j, fill_kernel<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0], from_double<T>(value),
                 walk<1>(part));
         });

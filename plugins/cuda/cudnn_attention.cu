@@ -257,7 +257,7 @@ tr_status cudnn_attention(const job &j, const attention &a) { return attend(j, a
 /* How many pairs of a query and a key ds may have at once: 2 bytes for each, of a 512th of the device's memory. */
 static int64_t most_pairs(int index)
 {
-    static std::atomic<int64_t> known_pairs[64];
+    static std::atomic<int64_t> known_pairs[MOST_DEVICES];
     std::atomic<int64_t> &pairs = known_pairs[index];
     size_t available = 0, total = 0;
     if (!pairs && cudaMemGetInfo(&available, &total) == cudaSuccess) pairs = (int64_t)(total / 512 / 2);

@@ -19,8 +19,6 @@ struct tr_device_event { cudaEvent_t handle; };
 
 namespace {
 
-constexpr int MOST_DEVICES = 64;
-
 /* Made when the device is first used: a context takes some 500 MB of a GPU's memory. */
 struct opened {
     std::atomic<bool> ready;
@@ -57,7 +55,7 @@ bool is_fatal(cudaError_t error)
 
 } // namespace
 
-tr_status cuda_failure(cudaError_t error, const char *what)
+tr_status check_cuda(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return TR_OK;
     (void)cudaGetLastError(); /* so that it is not found again */
@@ -71,11 +69,6 @@ tr_status cuda_failure(cudaError_t error, const char *what)
 }
 
 namespace {
-
-tr_status check(cudaError_t error, const char *what)
-{
-    return error == cudaSuccess ? TR_OK : cuda_failure(error, what);
-}
 
 /* ---- Opening ----------------------------------------------------------------------------------------------------- */
 
@@ -103,7 +96,7 @@ tr_status open(const tr_device_host *library)
             driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     if (error == cudaErrorNoDevice || error == cudaSuccess)
         return host->fail(TR_DEVICE, "cuda: the driver finds no GPU: CUDA_VISIBLE_DEVICES may hide it");
-    return cuda_failure(error, "asking how many GPUs there are");
+    return check_cuda(error, "asking how many GPUs there are");
 }
 
 int count(void)
@@ -111,17 +104,17 @@ int count(void)
     return device_count;
 }
 
-tr_status make_ready(int index, opened &d)
+tr_status make_ready(opened &d)
 {
     std::lock_guard<std::mutex> guard(d.lock);
     if (d.ready.load()) return TR_OK;
     void *noted = nullptr;
-    TRY(check(cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking), "making the device's stream"));
-    TRY(check(cudaHostAlloc(&noted, sizeof(fault), cudaHostAllocPortable | cudaHostAllocMapped),
+    if (!d.stream)
+        TRY(check_cuda(cudaStreamCreateWithFlags(&d.stream, cudaStreamNonBlocking), "making the device's stream"));
+    TRY(check_cuda(cudaHostAlloc(&noted, sizeof(fault), cudaHostAllocPortable | cudaHostAllocMapped),
               "making room for its failures"));
     d.noted = new (noted) fault();
     d.ready.store(true);
-    (void)index;
     return TR_OK;
 }
 
@@ -131,8 +124,8 @@ tr_status device_enter(int index)
 {
     if (index < 0 || index >= device_count)
         return host->fail(TR_DEVICE, "cuda:%d: there is no such device: there are %d", index, device_count);
-    TRY(check(cudaSetDevice(index), "choosing the device"));
-    return devices[index].ready.load() ? TR_OK : make_ready(index, devices[index]);
+    TRY(check_cuda(cudaSetDevice(index), "choosing the device"));
+    return devices[index].ready.load() ? TR_OK : make_ready(devices[index]);
 }
 
 cudaStream_t device_stream(int index, tr_device_stream *stream)
@@ -165,8 +158,8 @@ tr_status properties(int index, tr_device_properties *out)
 {
     cudaDeviceProp p;
     int driver = 0;
-    TRY(check(cudaGetDeviceProperties(&p, index), "asking for the device's properties"));
-    TRY(check(cudaDriverGetVersion(&driver), "asking for the driver's version"));
+    TRY(check_cuda(cudaGetDeviceProperties(&p, index), "asking for the device's properties"));
+    TRY(check_cuda(cudaDriverGetVersion(&driver), "asking for the driver's version"));
     snprintf(out->name, sizeof out->name, "%.127s", p.name);
     snprintf(out->architecture, sizeof out->architecture, "sm_%d%d", p.major, p.minor);
     snprintf(out->driver, sizeof out->driver, "CUDA %d.%d", driver / 1000, driver % 1000 / 10);
@@ -195,7 +188,7 @@ tr_status stream_new(int index, tr_device_stream **out)
     TRY(device_enter(index));
     tr_device_stream *made = new (std::nothrow) tr_device_stream();
     if (!made) return host->fail(TR_NO_MEMORY, "cuda:%d: no memory for a stream", index);
-    tr_status status = check(cudaStreamCreateWithFlags(&made->handle, cudaStreamNonBlocking), "making a stream");
+    tr_status status = check_cuda(cudaStreamCreateWithFlags(&made->handle, cudaStreamNonBlocking), "making a stream");
     if (status == TR_OK) *out = made;
     else delete made;
     return status;
@@ -221,7 +214,7 @@ tr_status stream_handle(int index, tr_device_stream *stream, void **out)
 tr_status stream_synchronize(int index, tr_device_stream *stream)
 {
     TRY(device_enter(index));
-    TRY(check(cudaStreamSynchronize(device_stream(index, stream)), "waiting for a stream"));
+    TRY(check_cuda(cudaStreamSynchronize(device_stream(index, stream)), "waiting for a stream"));
     return device_fault(index);
 }
 
@@ -230,7 +223,7 @@ tr_status event_new(int index, tr_device_event **out)
     TRY(device_enter(index));
     tr_device_event *made = new (std::nothrow) tr_device_event();
     if (!made) return host->fail(TR_NO_MEMORY, "cuda:%d: no memory for an event", index);
-    tr_status status = check(cudaEventCreateWithFlags(&made->handle, cudaEventDefault), "making an event");
+    tr_status status = check_cuda(cudaEventCreateWithFlags(&made->handle, cudaEventDefault), "making an event");
     if (status == TR_OK) *out = made;
     else delete made;
     return status;
@@ -245,13 +238,13 @@ void event_free(int index, tr_device_event *event)
 tr_status event_record(int index, tr_device_stream *stream, tr_device_event *event)
 {
     TRY(device_enter(index));
-    return check(cudaEventRecord(event->handle, device_stream(index, stream)), "recording an event");
+    return check_cuda(cudaEventRecord(event->handle, device_stream(index, stream)), "recording an event");
 }
 
 tr_status stream_wait(int index, tr_device_stream *stream, tr_device_event *event)
 {
     TRY(device_enter(index));
-    return check(cudaStreamWaitEvent(device_stream(index, stream), event->handle, 0), "waiting on a stream");
+    return check_cuda(cudaStreamWaitEvent(device_stream(index, stream), event->handle, 0), "waiting on a stream");
 }
 
 tr_status event_done(int index, tr_device_event *event, bool *done)
@@ -263,13 +256,13 @@ tr_status event_done(int index, tr_device_event *event, bool *done)
         (void)cudaGetLastError();
         return TR_OK;
     }
-    return check(error, "asking for an event");
+    return check_cuda(error, "asking for an event");
 }
 
 tr_status event_synchronize(int index, tr_device_event *event)
 {
     TRY(device_enter(index));
-    TRY(check(cudaEventSynchronize(event->handle), "waiting for an event"));
+    TRY(check_cuda(cudaEventSynchronize(event->handle), "waiting for an event"));
     return device_fault(index);
 }
 
@@ -277,7 +270,7 @@ tr_status event_elapsed(int index, tr_device_event *from, tr_device_event *to, d
 {
     float elapsed = 0;
     TRY(device_enter(index));
-    TRY(check(cudaEventElapsedTime(&elapsed, from->handle, to->handle), "measuring the time between events"));
+    TRY(check_cuda(cudaEventElapsedTime(&elapsed, from->handle, to->handle), "measuring the time between events"));
     *milliseconds = (double)elapsed;
     return TR_OK;
 }
@@ -285,7 +278,7 @@ tr_status event_elapsed(int index, tr_device_event *from, tr_device_event *to, d
 tr_status synchronize(int index)
 {
     TRY(device_enter(index));
-    TRY(check(cudaDeviceSynchronize(), "waiting for the device"));
+    TRY(check_cuda(cudaDeviceSynchronize(), "waiting for the device"));
     return device_fault(index);
 }
 
@@ -294,34 +287,34 @@ tr_status synchronize(int index)
 tr_status copy_in(int index, tr_device_stream *stream, void *to, const void *from_host, size_t bytes)
 {
     TRY(device_enter(index));
-    return check(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, device_stream(index, stream)),
+    return check_cuda(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, device_stream(index, stream)),
                  "a copy to the device");
 }
 
 tr_status copy_out(int index, tr_device_stream *stream, void *to_host, const void *from, size_t bytes)
 {
     TRY(device_enter(index));
-    return check(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, device_stream(index, stream)),
+    return check_cuda(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, device_stream(index, stream)),
                  "a copy from the device");
 }
 
 tr_status copy_within(int index, tr_device_stream *stream, void *to, const void *from, size_t bytes)
 {
     TRY(device_enter(index));
-    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_stream(index, stream)), "a copy");
+    return check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device_stream(index, stream)), "a copy");
 }
 
 tr_status copy_peer(int to_index, tr_device_stream *stream, void *to, int from_index, const void *from, size_t bytes)
 {
     TRY(device_enter(to_index));
-    return check(cudaMemcpyPeerAsync(to, to_index, from, from_index, bytes, device_stream(to_index, stream)),
+    return check_cuda(cudaMemcpyPeerAsync(to, to_index, from, from_index, bytes, device_stream(to_index, stream)),
         "a copy between devices");
 }
 
 tr_status set_bytes(int index, tr_device_stream *stream, void *to, int byte, size_t bytes)
 {
     TRY(device_enter(index));
-    return check(cudaMemsetAsync(to, byte, bytes, device_stream(index, stream)), "setting memory");
+    return check_cuda(cudaMemsetAsync(to, byte, bytes, device_stream(index, stream)), "setting memory");
 }
 
 bool peer_access(int index, int peer)

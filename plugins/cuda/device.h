@@ -10,6 +10,8 @@ extern const tr_device_host *host;
 
 struct fault;
 
+constexpr int MOST_DEVICES = 64;
+
 /* Makes the device current for the calling thread. What a kernel needs of it is made when it is first used. */
 tr_status device_enter(int index);
 /* The stream behind the library's; NULL: the device's default one, which is ordered with no other, unlike CUDA's, or that of
@@ -32,8 +34,7 @@ private:
 };
 
 /* ---- Memory (memory.cu): kept for later, in the order of streams. What is released on a stream may be used again on
- * it at once, as what comes next runs after what was there.
- * ------------------------------------------------------------------------ */
+ * it at once, as what comes next runs after what was there. */
 
 tr_status memory_allocate(int index, cudaStream_t stream, size_t bytes, void **out);
 void memory_release(int index, cudaStream_t stream, void *memory);
@@ -48,7 +49,5 @@ void memory_reset_peak(int index);
 /* Pinned host memory. */
 tr_status memory_host_allocate(size_t bytes, void **out);
 void memory_host_release(void *memory, size_t bytes);
-
-tr_status cuda_failure(cudaError_t error, const char *what);
 
 #endif

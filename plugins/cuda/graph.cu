@@ -41,7 +41,7 @@ struct tr_device_graph {
     std::vector<char> bytes; /* of the values, as the next launch has them */
     void *block;             /* on the device */
     turn turns[TURNS];
-    int next;
+    unsigned next;
 };
 
 static thread_local tr_device_graph *capturing;
@@ -51,21 +51,16 @@ cudaStream_t graph_stream(int index)
     return capturing && capturing->index == index ? capturing->stream : nullptr;
 }
 
-static tr_status check(cudaError_t error, const char *what)
-{
-    return error == cudaSuccess ? TR_OK : cuda_failure(error, what);
-}
-
 /* ---- Capturing --------------------------------------------------------------------------------------------------- */
 
 static tr_status make_graph(int index, tr_device_graph *g)
 {
-    TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "making a stream to capture on"));
+    TRY(check_cuda(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "making a stream to capture on"));
     capturing = g;
     TRY(memory_allocate(index, g->stream, LIVE_BYTES, &g->block));
     for (turn &t : g->turns) {
         TRY(memory_host_allocate(LIVE_BYTES, &t.pinned));
-        TRY(check(cudaEventCreateWithFlags(&t.read, cudaEventDisableTiming), "making an event"));
+        TRY(check_cuda(cudaEventCreateWithFlags(&t.read, cudaEventDisableTiming), "making an event"));
     }
     return TR_OK;
 }
@@ -79,7 +74,7 @@ tr_status graph_capture_begin(int index, tr_device_graph **out)
     g->index = index;
     tr_status status = make_graph(index, g);
     if (status == TR_OK)
-        status = check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+        status = check_cuda(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
     if (status != TR_OK) {
         graph_free(index, g);
         return status;
@@ -93,8 +88,8 @@ tr_status graph_capture_end(int index, tr_device_graph *g)
     cudaGraph_t graph = nullptr;
     capturing = nullptr;
     TRY(device_enter(index));
-    TRY(check(cudaStreamEndCapture(g->stream, &graph), "ending a capture"));
-    tr_status status = check(cudaGraphInstantiate(&g->exec, graph, 0), "making a graph");
+    TRY(check_cuda(cudaStreamEndCapture(g->stream, &graph), "ending a capture"));
+    tr_status status = check_cuda(cudaGraphInstantiate(&g->exec, graph, 0), "making a graph");
     (void)cudaGraphDestroy(graph);
     return status;
 }
@@ -141,11 +136,11 @@ tr_status graph_set(int index, tr_device_graph *g, int number, const void *attrs
 static tr_status send_values(tr_device_graph *g, cudaStream_t stream)
 {
     turn &t = g->turns[g->next++ % TURNS];
-    TRY(check(cudaEventSynchronize(t.read), "waiting for an earlier launch"));
+    TRY(check_cuda(cudaEventSynchronize(t.read), "waiting for an earlier launch"));
     memcpy(t.pinned, g->bytes.data(), g->bytes.size());
-    TRY(check(cudaMemcpyAsync(g->block, t.pinned, g->bytes.size(), cudaMemcpyHostToDevice, stream),
+    TRY(check_cuda(cudaMemcpyAsync(g->block, t.pinned, g->bytes.size(), cudaMemcpyHostToDevice, stream),
               "a copy to the device"));
-    return check(cudaEventRecord(t.read, stream), "recording an event");
+    return check_cuda(cudaEventRecord(t.read, stream), "recording an event");
 }
 
 tr_status graph_launch(int index, tr_device_graph *g)
@@ -153,14 +148,14 @@ tr_status graph_launch(int index, tr_device_graph *g)
     TRY(device_enter(index));
     cudaStream_t stream = device_stream(index, nullptr);
     if (!g->bytes.empty()) TRY(send_values(g, stream));
-    return check(cudaGraphLaunch(g->exec, stream), "launching a graph");
+    return check_cuda(cudaGraphLaunch(g->exec, stream), "launching a graph");
 }
 
 void graph_free(int index, tr_device_graph *g)
 {
     cudaGraph_t graph = nullptr;
+    if (capturing == g) capturing = nullptr;
     if (device_enter(index) == TR_OK && g->stream) {
-        if (capturing == g) capturing = nullptr;
         cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
         (void)cudaStreamIsCapturing(g->stream, &state);
         if (state != cudaStreamCaptureStatusNone) (void)cudaStreamEndCapture(g->stream, &graph);

@@ -28,11 +28,6 @@ tr_device_tensor dense_view(void *data, tr_dtype dtype, const tr_shape &shape)
     return t;
 }
 
-tr_status launched(cudaError_t error, const char *kernel)
-{
-    return error == cudaSuccess ? TR_OK : cuda_failure(error, kernel);
-}
-
 scratch::scratch(const job &j, size_t size) : owner(j), bytes(size), memory(nullptr), state(TR_OK)
 {
     if (bytes) state = memory_allocate(j.call.index, j.stream, bytes, &memory);

@@ -51,10 +51,9 @@ bool lies_so(const tr_device_tensor &x, tr_dtype dtype, const int64_t *stride);
 /* Launches a kernel on the job's stream: a tr_status. A template's name stands in parentheses when it has several
  * arguments. */
 #define LAUNCH(j, kernel, grid, block, shared, ...) \
-    launched(TR_LAUNCH(kernel, dim3(grid), dim3(block), (shared), (j).stream, __VA_ARGS__), #kernel)
-tr_status launched(cudaError_t error, const char *kernel);
-/* The failure that a function of CUDA's returned; what: what was to be done, for the message. */
-tr_status cuda_failure(cudaError_t error, const char *what);
+    check_cuda(TR_LAUNCH(kernel, dim3(grid), dim3(block), (shared), (j).stream, __VA_ARGS__), #kernel)
+/* TR_OK, or the failure that a function of CUDA's returned; what: what was to be done, for the message. */
+tr_status check_cuda(cudaError_t error, const char *what);
 
 /* Memory on the job's stream, given back there when the object goes. */
 class scratch {

@@ -51,8 +51,6 @@ struct pool {
     size_t in_use = 0, peak = 0, reserved = 0;
 };
 
-constexpr int MOST_DEVICES = 64;
-
 /* Never destroyed: a thread may still release memory while the process exits, and the driver may be gone by then. */
 pool *const pools = new pool[MOST_DEVICES];
 
@@ -173,7 +171,7 @@ tr_status new_segment(int index, pool &p, cudaStream_t stream, size_t bytes, blo
         (void)cudaGetLastError();
         return out_of_memory(index, bytes, p);
     }
-    if (error != cudaSuccess) return cuda_failure(error, "an allocation");
+    if (error != cudaSuccess) return check_cuda(error, "an allocation");
     p.reserved += wanted;
     (void)cudaGetLastError(); /* of a first try */
     *out = new block{(char *)at, wanted, stream, graph_stream(index), nullptr, nullptr, true, small};
@@ -191,10 +189,7 @@ tr_status memory_allocate(int index, cudaStream_t stream, size_t bytes, void **o
     if (caches()) bytes = rounded(bytes, GRAIN);
     try {
         block *b = find(p, stream, bytes);
-        if (!b) {
-            tr_status status = new_segment(index, p, stream, bytes, &b);
-            if (status != TR_OK) return status;
-        }
+        if (!b) TRY(new_segment(index, p, stream, bytes, &b));
         if (caches()) cut(p, b, bytes);
         b->free = false;
         p.used[b->at] = b;
@@ -261,10 +256,8 @@ void memory_trim(int index)
 tr_status memory_statistics(int index, tr_device_memory *out)
 {
     size_t available = 0, total = 0;
-    tr_status status = device_enter(index);
-    if (status != TR_OK) return status;
-    cudaError_t error = cudaMemGetInfo(&available, &total);
-    if (error != cudaSuccess) return cuda_failure(error, "asking for the free memory");
+    TRY(device_enter(index));
+    TRY(check_cuda(cudaMemGetInfo(&available, &total), "asking for the free memory"));
     pool &p = pools[index];
     std::lock_guard<std::mutex> guard(p.lock);
     out->in_use = (int64_t)p.in_use;
@@ -281,8 +274,7 @@ void memory_reset_peak(int index)
     p.peak = p.in_use;
 }
 
-/* ---- Pinned host memory: by powers of two, kept for later. Pinning takes a millisecond and waits for the device.
- * --------- */
+/* ---- Pinned host memory: by powers of two, kept for later. Pinning takes a millisecond and waits for the device. - */
 
 namespace {
 std::mutex pinned_lock;
@@ -318,7 +310,7 @@ tr_status memory_host_allocate(size_t bytes, void **out)
         return host->fail(TR_NO_MEMORY, "cuda: no %.1f MB of host memory that the device can reach",
                           (double)size / 1e6);
     }
-    return error == cudaSuccess ? TR_OK : cuda_failure(error, "an allocation of pinned memory");
+    return check_cuda(error, "an allocation of pinned memory");
 }
 
 void memory_host_release(void *memory, size_t bytes)
