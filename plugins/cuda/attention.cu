@@ -16,8 +16,7 @@
 
 #include "elementwise.h"
 
-/* ---- Calls as heads ------------------------------------------------------------------------------------------------
- */
+/* ---- Calls as heads ---------------------------------------------------------------------------------------------- */
 
 static heads heads_of(const tr_device_tensor &x)
 {
@@ -100,8 +99,7 @@ static attention separate_attention(const job &j, bool grad)
     return a;
 }
 
-/* ---- Tiles ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
 constexpr int ATTENTION_THREADS = 128;
 constexpr int BLOCKS = 4; /* on a multiprocessor at once: what its shared memory has room for */
@@ -143,8 +141,14 @@ __device__ static block_place place_of(const attention &a, int64_t tiles, int ro
     return block_place{number / a.heads_n, number % a.heads_n, blockIdx.x % tiles * rows};
 }
 
-/* ---- Forward -------------------------------------------------------------------------------------------------------
- */
+/* The end of the keys that so many queries from `first` on see. */
+__device__ static int64_t end_of_keys(const attention &a, int64_t first, int queries)
+{
+    int64_t last = first + queries < a.queries ? first + queries : a.queries;
+    return a.causal ? last + a.keys - a.queries : a.keys;
+}
+
+/* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
 template <class C, int DIM>
 __global__ void __launch_bounds__(ATTENTION_THREADS, BLOCKS)
@@ -159,12 +163,11 @@ attention_forward(const __grid_constant__ attention a, int64_t tiles)
     block_place at = place_of(a, tiles, ROWS);
     int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     int64_t i = at.first + row, mask_base = a.mask.at(at.batch, at.head);
-    int64_t last = at.first + ROWS < a.queries ? at.first + ROWS : a.queries; /* the end of the block's queries */
-    int64_t end = a.causal ? last + a.keys - a.queries : a.keys;
+    int64_t end = end_of_keys(a, at.first, ROWS);
     C top = -infinity, sum = 0, out[PER_LANE] = {};
 
     load_tile<C, DIM>(q, a, a.q, a.q.at(at.batch, at.head), at.first, a.queries);
-    for (int64_t key = 0; key < (end < a.keys ? end : a.keys); key += ROWS) {
+    for (int64_t key = 0; key < end; key += ROWS) {
         __syncthreads(); /* the last tile has been read */
         load_tile<C, DIM>(k, a, a.k, a.k.at(at.batch, at.head), key, a.keys);
         load_tile<C, DIM>(v, a, a.v, a.v.at(at.batch, at.head), key, a.keys);
@@ -209,8 +212,7 @@ attention_forward(const __grid_constant__ attention a, int64_t tiles)
         ((C *)a.lse.data)[a.lse.at(at.batch, at.head) + i * a.lse.stride[2]] = none ? -infinity : top + log(sum);
 }
 
-/* ---- Backward ------------------------------------------------------------------------------------------------------
- */
+/* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
 /* delta: [batch * heads, queries] = rowsum(g * o), by blockDim.x neighbouring lanes each. packed: rows are read by 16 bytes. */
 template <class T>
@@ -259,119 +261,78 @@ static tr_status find_delta(const job &j, const attention &a, void *delta)
     });
 }
 
-template <class C, int DIM>
+/* BY_KEY: rows are keys, which walk over queries, for dk and dv; otherwise rows are queries, which walk over keys, for dq. Either
+ * way, with [0]: q or k, [1]: g or v,
+ *   ds = p * (own[1] other[1]^T - delta)    dq or dk = ds other[0] * scale    dv = p other[1] */
+template <class C, int DIM, bool BY_KEY>
 __global__ void __launch_bounds__(ATTENTION_THREADS, BLOCKS)
-attention_dq(const __grid_constant__ attention a, const C *delta, int64_t tiles)
-{
-    using tile = tile_of<C, DIM>;
-    constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
-                  KEYS = (ROWS + LANES - 1) / LANES;
-    TR_DYNAMIC_SHARED(C, shared);
-    C *q = shared, *g = q + tile::SIZE, *k = g + tile::SIZE, *v = k + tile::SIZE,
-      *ds = v + tile::SIZE; /* ds: [ROWS][ROWS + 1] */
-    block_place at = place_of(a, tiles, ROWS);
-    int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    int64_t i = at.first + row, mask_base = a.mask.at(at.batch, at.head);
-    int64_t last = at.first + ROWS < a.queries ? at.first + ROWS : a.queries;
-    int64_t end = a.causal ? last + a.keys - a.queries : a.keys;
-    bool mine = i < a.queries;
-    C lse = mine ? ((const C *)a.lse.data)[a.lse.at(at.batch, at.head) + i * a.lse.stride[2]] : C(0);
-    C less = mine ? delta[(at.batch * a.heads_n + at.head) * a.queries + i] : C(0), sum[PER_LANE] = {};
-
-    load_tile<C, DIM>(q, a, a.q, a.q.at(at.batch, at.head), at.first, a.queries);
-    load_tile<C, DIM>(g, a, a.g, a.g.at(at.batch, at.head), at.first, a.queries);
-    for (int64_t key = 0; key < (end < a.keys ? end : a.keys); key += ROWS) {
-        __syncthreads();
-        load_tile<C, DIM>(k, a, a.k, a.k.at(at.batch, at.head), key, a.keys);
-        load_tile<C, DIM>(v, a, a.v, a.v.at(at.batch, at.head), key, a.keys);
-        __syncthreads();
-        for (int e = 0; e < KEYS; e++) {
-            int c = lane + e * LANES;
-            if (c >= ROWS) continue;
-            C made = 0;
-            if (may_see(a, mask_base, i, key + c)) {
-                C p = exp(dot_rows<C, DIM>(q + row * tile::WIDTH, k + c * tile::WIDTH) * (C)a.scale - lse);
-                made = p * (dot_rows<C, DIM>(g + row * tile::WIDTH, v + c * tile::WIDTH) - less) * (C)a.scale;
-            }
-            ds[row * (ROWS + 1) + c] = made;
-        }
-        __syncthreads();
-        for (int e = 0; e < PER_LANE; e++) {
-            int d = lane + e * LANES;
-            if (d < DIM)
-                for (int c = 0; c < ROWS; c++) sum[e] += ds[row * (ROWS + 1) + c] * k[c * tile::WIDTH + d];
-        }
-    }
-    if (!mine) return;
-    for (int e = 0; e < PER_LANE; e++) {
-        int64_t d = lane + e * LANES;
-        if (d < a.dim)
-            store_as<C>(a.dtype, a.dq.data, a.dq.at(at.batch, at.head) + i * a.dq.stride[2] + d * a.dq.stride[3],
-                        sum[e]);
-    }
-}
-
-template <class C, int DIM>
-__global__ void __launch_bounds__(ATTENTION_THREADS, BLOCKS)
-attention_dkv(const __grid_constant__ attention a, const C *delta, int64_t tiles)
+attention_backward(const __grid_constant__ attention a, const C *delta, int64_t tiles)
 {
     using tile = tile_of<C, DIM>;
     constexpr int ROWS = tile::ROWS, LANES = tile::LANES, PER_LANE = (DIM + LANES - 1) / LANES,
                   EACH = (ROWS + LANES - 1) / LANES;
     TR_DYNAMIC_SHARED(C, shared);
-    C *k = shared, *v = k + tile::SIZE, *q = v + tile::SIZE, *g = q + tile::SIZE;
-    C *p = g + tile::SIZE, *ds = p + ROWS * (ROWS + 1); /* both [keys ROWS][queries ROWS + 1] */
+    C *own0 = shared, *own1 = own0 + tile::SIZE, *other0 = own1 + tile::SIZE, *other1 = other0 + tile::SIZE;
+    C *ds = other1 + tile::SIZE, *p = ds + ROWS * (ROWS + 1); /* both [ROWS][other ROWS + 1]; p: by key */
+    const heads &of_own0 = BY_KEY ? a.k : a.q, &of_own1 = BY_KEY ? a.v : a.g;
+    const heads &of_other0 = BY_KEY ? a.q : a.k, &of_other1 = BY_KEY ? a.g : a.v;
     block_place at = place_of(a, tiles, ROWS);
     int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    int64_t key = at.first + row, mask_base = a.mask.at(at.batch, at.head), lse_base = a.lse.at(at.batch, at.head);
+    int64_t rows = BY_KEY ? a.keys : a.queries, others = BY_KEY ? a.queries : a.keys, i = at.first + row;
     /* With a causal mask the first query that sees a key of the block's is at.first + queries - keys. */
-    int64_t first = a.causal ? at.first + a.queries - a.keys : 0;
-    C of_k[PER_LANE] = {}, of_v[PER_LANE] = {};
+    int64_t first = BY_KEY && a.causal ? at.first + a.queries - a.keys : 0, end = BY_KEY ? others : end_of_keys(a, at.first, ROWS);
+    int64_t mask_base = a.mask.at(at.batch, at.head);
+    const C *lse = (const C *)a.lse.data + a.lse.at(at.batch, at.head);
+    C own_lse = 0, own_delta = 0, sum[PER_LANE] = {}, of_v[BY_KEY ? PER_LANE : 1] = {};
+    delta += (at.batch * a.heads_n + at.head) * a.queries;
+    if (!BY_KEY && i < rows) {
+        own_lse = lse[i * a.lse.stride[2]];
+        own_delta = delta[i];
+    }
 
-    load_tile<C, DIM>(k, a, a.k, a.k.at(at.batch, at.head), at.first, a.keys);
-    load_tile<C, DIM>(v, a, a.v, a.v.at(at.batch, at.head), at.first, a.keys);
-    for (int64_t query = first > 0 ? first / ROWS * ROWS : 0; query < a.queries; query += ROWS) {
-        __syncthreads();
-        load_tile<C, DIM>(q, a, a.q, a.q.at(at.batch, at.head), query, a.queries);
-        load_tile<C, DIM>(g, a, a.g, a.g.at(at.batch, at.head), query, a.queries);
+    load_tile<C, DIM>(own0, a, of_own0, of_own0.at(at.batch, at.head), at.first, rows);
+    load_tile<C, DIM>(own1, a, of_own1, of_own1.at(at.batch, at.head), at.first, rows);
+    for (int64_t other = first > 0 ? first / ROWS * ROWS : 0; other < end; other += ROWS) {
+        __syncthreads(); /* the last tile has been read */
+        load_tile<C, DIM>(other0, a, of_other0, of_other0.at(at.batch, at.head), other, others);
+        load_tile<C, DIM>(other1, a, of_other1, of_other1.at(at.batch, at.head), other, others);
         __syncthreads();
         for (int e = 0; e < EACH; e++) {
             int c = lane + e * LANES;
-            int64_t i = query + c;
+            int64_t query = BY_KEY ? other + c : i, key = BY_KEY ? i : other + c;
             if (c >= ROWS) continue;
             C weight = 0, made = 0;
-            if (may_see(a, mask_base, i, key)) {
-                C lse = ((const C *)a.lse.data)[lse_base + i * a.lse.stride[2]];
-                C less = delta[(at.batch * a.heads_n + at.head) * a.queries + i];
-                weight = exp(dot_rows<C, DIM>(q + c * tile::WIDTH, k + row * tile::WIDTH) * (C)a.scale - lse);
-                made = weight * (dot_rows<C, DIM>(g + c * tile::WIDTH, v + row * tile::WIDTH) - less) * (C)a.scale;
+            if (may_see(a, mask_base, query, key)) {
+                C score = dot_rows<C, DIM>(own0 + row * tile::WIDTH, other0 + c * tile::WIDTH) * (C)a.scale;
+                weight = exp(score - (BY_KEY ? lse[query * a.lse.stride[2]] : own_lse));
+                made = weight * (dot_rows<C, DIM>(own1 + row * tile::WIDTH, other1 + c * tile::WIDTH) -
+                                 (BY_KEY ? delta[query] : own_delta)) * (C)a.scale;
             }
-            p[row * (ROWS + 1) + c] = weight;
             ds[row * (ROWS + 1) + c] = made;
+            if (BY_KEY) p[row * (ROWS + 1) + c] = weight;
         }
         __syncthreads();
         for (int e = 0; e < PER_LANE; e++) {
             int d = lane + e * LANES;
             if (d < DIM)
                 for (int c = 0; c < ROWS; c++) {
-                    of_v[e] += p[row * (ROWS + 1) + c] * g[c * tile::WIDTH + d];
-                    of_k[e] += ds[row * (ROWS + 1) + c] * q[c * tile::WIDTH + d];
+                    if constexpr (BY_KEY) of_v[e] += p[row * (ROWS + 1) + c] * other1[c * tile::WIDTH + d];
+                    sum[e] += ds[row * (ROWS + 1) + c] * other0[c * tile::WIDTH + d];
                 }
         }
     }
-    if (key >= a.keys) return;
+    if (i >= rows) return;
+    const heads &to = BY_KEY ? a.dk : a.dq;
     for (int e = 0; e < PER_LANE; e++) {
         int64_t d = lane + e * LANES;
         if (d >= a.dim) continue;
-        store_as<C>(a.dtype, a.dk.data, a.dk.at(at.batch, at.head) + key * a.dk.stride[2] + d * a.dk.stride[3],
-                    of_k[e]);
-        store_as<C>(a.dtype, a.dv.data, a.dv.at(at.batch, at.head) + key * a.dv.stride[2] + d * a.dv.stride[3],
-                    of_v[e]);
+        store_as<C>(a.dtype, to.data, to.at(at.batch, at.head) + i * to.stride[2] + d * to.stride[3], sum[e]);
+        if constexpr (BY_KEY)
+            store_as<C>(a.dtype, a.dv.data, a.dv.at(at.batch, at.head) + i * a.dv.stride[2] + d * a.dv.stride[3], of_v[e]);
     }
 }
 
-/* ---- Launches ------------------------------------------------------------------------------------------------------
- */
+/* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
 /* f(size) for the least DIM that has room for heads of dim. */
 template <class F> static tr_status for_dim(const attention &a, F f)
@@ -424,8 +385,8 @@ static tr_status run_backward(const job &j, const attention &a)
                 tr_status status = fits ? attention_backward_mma(j, a, delta) : TR_DECLINED;
                 if (status != TR_DECLINED) return status;
             }
-            auto by_query = attention_dq<C, decltype(dim)::value>;
-            auto by_key = attention_dkv<C, decltype(dim)::value>;
+            auto by_query = attention_backward<C, decltype(dim)::value, false>;
+            auto by_key = attention_backward<C, decltype(dim)::value, true>;
             TRY(allow_shared(j, by_query, bytes));
             TRY(allow_shared(j, by_key, bytes));
             if (rows)
