@@ -9,20 +9,15 @@
 #include "log_sum.h"
 
 struct targets {
-    const void *data;
-    tr_dtype dtype;
+    ids id;
     axis at;
     int64_t classes, ignored;
-    fault *fault_at;
 
     /* The class of a row; -1: it does not count. */
     __device__ int64_t of(int64_t row) const
     {
-        int64_t id = load_id(dtype, data, at.at(row));
-        if (id == ignored) return -1;
-        if (id >= 0 && id < classes) return id;
-        note_fault(fault_at, FAULT_TARGET, id, row, classes);
-        return -1;
+        int64_t offset = at.at(row);
+        return load_id(id.dtype, id.data, offset) == ignored ? -1 : id.at(offset, row);
     }
 };
 
@@ -78,32 +73,27 @@ __global__ void cross_entropy(outputs_of<compute_of<T>> out, const T *logits, ax
     out.loss[r] = of_row;
 }
 
-struct counted { double sum, count; };
-struct counted_both {
-    __device__ counted operator()(counted a, counted b) const { return counted{a.sum + b.sum, a.count + b.count}; }
-};
-
 /* One block: the sum or mean of the rows' losses, and how many count. loss: NULL, the count alone. */
 template <class C> __global__ void finish(C *loss, C *count, const C *of_rows, int64_t rows, targets t, bool mean)
 {
-    counted c = {0, 0};
-    each_loaded<8, counted>(
+    two<double> c = {0, 0}; /* the sum of losses, and how many */
+    each_loaded<8, two<double>>(
         threadIdx.y, rows, blockDim.y,
         [&](int64_t r) {
-            int64_t id = load_id(t.dtype, t.data, t.at.at(r));
-            return counted{(double)of_rows[r], (double)(id != t.ignored && id >= 0 && id < t.classes)};
+            int64_t id = load_id(t.id.dtype, t.id.data, t.at.at(r));
+            return two<double>{(double)of_rows[r], (double)(id != t.ignored && id >= 0 && id < t.classes)};
         },
-        [&](counted row, int64_t) { c = counted_both()(c, row); });
-    c = reduce_in_group(c, counted_both());
+        [&](two<double> row, int64_t) { c = both_of()(c, row); });
+    c = reduce_in_group(c, both_of());
     if (threadIdx.y) return;
-    if (loss) *loss = (C)(mean ? c.sum / c.count : c.sum);
-    *count = (C)c.count;
+    if (loss) *loss = (C)(mean ? c.first / c.second : c.first);
+    *count = (C)c.second;
 }
 
-static targets targets_of(const job &j, const tr_device_tensor &ids, int64_t classes)
+static targets targets_of(const job &j, const tr_device_tensor &x, int64_t classes)
 {
-    return targets{ids.data, ids.dtype, axis_in(ids, ~0u), classes, j.attrs<tr_cross_entropy_attrs>().ignore_index,
-        fault_of(j.call.index)};
+    return targets{{x.data, x.dtype, classes, fault_of(j.call.index), FAULT_TARGET}, axis_in(x, ~0u), classes,
+                   j.attrs<tr_cross_entropy_attrs>().ignore_index};
 }
 
 tr_status cuda_cross_entropy(const job &j)

@@ -7,22 +7,17 @@
 #include "thread_group.h"
 
 struct ids_of {
-    const void *data;
-    tr_dtype dtype;
+    ids id;
     axis at;
-    int64_t limit;
-    fault *fault_at;
-    int what;
-
-    /* -1: there is no such row. */
-    __device__ int64_t operator()(int64_t position) const
-    {
-        int64_t id = load_id(dtype, data, at.at(position));
-        if (id >= 0 && id < limit) return id;
-        note_fault(fault_at, what, id, position, limit);
-        return -1;
-    }
+    __device__ int64_t operator()(int64_t position) const { return id.at(at.at(position), position); }
 };
+
+/* Input 1: rows of a table. */
+static ids_of ids_to(const job &j, const tr_device_tensor &table)
+{
+    const tr_device_tensor &x = j.in(1);
+    return ids_of{{x.data, x.dtype, table.shape.dim[0], fault_of(j.call.index), FAULT_EMBEDDING}, axis_in(x, ~0u)};
+}
 
 template <class T>
 __global__ void embedding(T *y, axis to, int64_t to_step, const T *table, int64_t row, int64_t step, ids_of ids,
@@ -51,8 +46,7 @@ tr_status cuda_embedding(const job &j)
 {
     const tr_device_tensor &table = j.in(0), &y = j.out(0);
     int64_t bytes = (int64_t)host->dtype_size(table.dtype), d = table.shape.dim[1], each = 16 / bytes;
-    ids_of ids = {j.in(1).data,       j.in(1).dtype,          axis_in(j.in(1), ~0u),
-                  table.shape.dim[0], fault_of(j.call.index), FAULT_EMBEDDING};
+    ids_of ids = ids_to(j, table);
     if (ids.at.n * d == 0) return TR_OK;
     bool packed = table.stride[1] == 1 && stride_at(y, -1) == 1 && d % each == 0 && table.stride[0] % each == 0 &&
                   (uintptr_t)table.data % 16 == 0 && (uintptr_t)y.data % 16 == 0 && is_row_major(y);
@@ -155,8 +149,7 @@ tr_status cuda_embedding_grad(const job &j)
     const tr_device_tensor &g = j.in(0), &dweight = j.out(0);
     bool accumulate = j.attrs<tr_accumulate_attrs>().accumulate;
     int64_t d = dweight.shape.dim[1];
-    ids_of ids = {j.in(1).data,         j.in(1).dtype,          axis_in(j.in(1), ~0u),
-                  dweight.shape.dim[0], fault_of(j.call.index), FAULT_EMBEDDING};
+    ids_of ids = ids_to(j, dweight);
     if (!accumulate) TRY(fill(j, dweight, 0));
     if (ids.at.n * d == 0) return TR_OK;
     int64_t padded = sorted_row(ids.at.n);

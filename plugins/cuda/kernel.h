@@ -116,13 +116,26 @@ struct fault {
 enum { FAULT_EMBEDDING = 1, FAULT_TARGET, FAULT_TAKE, FAULT_SCATTER, FAULT_PUT };
 fault *fault_of(int index); /* in memory that device and host share */
 
-__device__ inline void note_fault(fault *f, int what, int64_t id, int64_t position, int64_t limit)
-{
-    if (atomicCAS(&f->noted, 0, 1) != 0) return;
-    f->what = what;
-    f->id = id;
-    f->position = position;
-    f->limit = limit;
-}
+/* Ids of dtype i64 or i32, each of 0 … limit - 1. */
+struct ids {
+    const void *data;
+    tr_dtype dtype;
+    int64_t limit;
+    fault *fault_at;
+    int what;
+
+    /* The position'th one, at an offset; -1: it lies outside. */
+    __device__ int64_t at(int64_t offset, int64_t position) const
+    {
+        int64_t id = load_id(dtype, data, offset);
+        if (id >= 0 && id < limit) return id;
+        if (atomicCAS(&fault_at->noted, 0, 1) != 0) return -1;
+        fault_at->what = what;
+        fault_at->id = id;
+        fault_at->position = position;
+        fault_at->limit = limit;
+        return -1;
+    }
+};
 
 #endif

@@ -6,36 +6,18 @@
 #include "families.h"
 #include "sort.h"
 
-struct along {
-    const void *index;
-    tr_dtype dtype;
-    int64_t limit;
-    fault *fault_at;
-    int what;
-
-    /* -1: outside. */
-    __device__ int64_t id(int64_t at, int64_t position) const
-    {
-        int64_t id = load_id(dtype, index, at);
-        if (id >= 0 && id < limit) return id;
-        note_fault(fault_at, what, id, position, limit);
-        return -1;
-    }
-};
-
-static along along_of(const job &j, int what)
+static ids along_of(const job &j, int what)
 {
-    return along{j.in(1).data, j.in(1).dtype, size_at(j.in(0), j.attrs<tr_dim_attrs>().dim), fault_of(j.call.index),
-                 what};
+    return ids{j.in(1).data, j.in(1).dtype, size_at(j.in(0), j.attrs<tr_dim_attrs>().dim), fault_of(j.call.index), what};
 }
 
-template <class T> __global__ void take_along(T *y, const T *x, int64_t apart, along a, walk<3> w)
+template <class T> __global__ void take_along(T *y, const T *x, int64_t apart, ids a, walk<3> w)
 {
     FOR_EACH_OF(i, w.count)
     {
         int64_t place[3];
         w.at((uint32_t)i, place);
-        int64_t id = a.id(place[1], i);
+        int64_t id = a.at(place[1], i);
         y[place[0]] = id < 0 ? T() : x[place[2] + id * apart];
     }
 }
@@ -48,9 +30,9 @@ tr_status cuda_take_along(const job &j)
     first.shape = j.in(1).shape;
     first.stride[dim] = 0;
     const tr_device_tensor *tensors[] = {&j.out(0), &j.in(1), &first};
-    along a = along_of(j, FAULT_TAKE);
+    ids a = along_of(j, FAULT_TAKE);
     return loop_in_parts(loop_of(first.shape, tensors, 3), [&](const loop &part) {
-        a.index = part.data[1];
+        a.data = part.data[1];
         return for_bytes(part.bytes[0], [&](auto t) {
             using T = typename decltype(t)::type;
             return LAUNCH(j, take_along<T>, grid_for(part.count), BLOCK, 0, (T *)part.data[0], (const T *)part.data[2],
@@ -59,8 +41,7 @@ tr_status cuda_take_along(const job &j)
     });
 }
 
-/* ---- scatter_add and put_along -------------------------------------------------------------------------------------
- */
+/* ---- scatter_add and put_along ----------------------------------------------------------------------------------- */
 
 constexpr int LOOKED_AT = 64; /* places of a line that are compared each with all */
 
@@ -77,20 +58,20 @@ template <class C> __device__ inline C sum_of(C a, C b)
     else return (C)((uint64_t)a + (uint64_t)b);
 }
 
-template <class T> __global__ void scatter_short(T *y, const T *src, along a, scatter s)
+template <class T> __global__ void scatter_short(T *y, const T *src, ids a, scatter s)
 {
     FOR_EACH_OF(e, s.lines * s.n)
     {
-        int64_t line = e / s.n, i = e % s.n, index = s.index.at(line), id = a.id(index + i * s.index_step, e);
+        int64_t line = e / s.n, i = e % s.n, index = s.index.at(line), id = a.at(index + i * s.index_step, e);
         bool is_first = id >= 0;
         for (int64_t k = 0; is_first && k < i; k++)
-            is_first = load_id(a.dtype, a.index, index + k * s.index_step) != id;
+            is_first = load_id(a.dtype, a.data, index + k * s.index_step) != id;
         if (!is_first) continue;
         T *to = y + s.y.at(line) + id * s.y_step;
         const T *from = src + s.src.at(line);
         compute_of<T> value = wide(*to);
         for (int64_t k = i; k < s.n; k++) {
-            if (load_id(a.dtype, a.index, index + k * s.index_step) != id) continue;
+            if (load_id(a.dtype, a.data, index + k * s.index_step) != id) continue;
             compute_of<T> x = wide(from[k * s.src_step]);
             value = s.replace ? x : sum_of(value, x);
         }
@@ -98,12 +79,12 @@ template <class T> __global__ void scatter_short(T *y, const T *src, along a, sc
     }
 }
 
-__global__ static void scatter_keys(entry *entries, int64_t padded, along a, scatter s)
+__global__ static void scatter_keys(entry *entries, int64_t padded, ids a, scatter s)
 {
     FOR_EACH_OF(e, s.lines * padded)
     {
         int64_t line = s.first + e / padded, i = e % padded;
-        int64_t id = i < s.n ? a.id(s.index.at(line) + i * s.index_step, line * s.n + i) : -1;
+        int64_t id = i < s.n ? a.at(s.index.at(line) + i * s.index_step, line * s.n + i) : -1;
         entries[e] = id < 0 ? entry{~(uint64_t)0, INT64_MAX} : entry{(uint64_t)id, i};
     }
 }
@@ -139,7 +120,7 @@ static tr_status run_scatter(const job &j, bool replace, int what)
     const tr_device_tensor &y = j.out(0), &index = j.in(1), &src = j.in(2);
     int dim = j.attrs<tr_dim_attrs>().dim;
     TRY(copy_into(j, y, j.in(0)));
-    along a = along_of(j, what);
+    ids a = along_of(j, what);
     scatter s = {lines_of(y, index.shape, dim), lines_of(index, index.shape, dim), lines_of(src, index.shape, dim),
         index.shape.dim[dim], y.stride[dim], index.stride[dim], src.stride[dim], 0, 0, replace};
     s.lines = s.index.n;
