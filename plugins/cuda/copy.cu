@@ -30,17 +30,7 @@ __global__ void convert_strided(tr_dtype to_dtype, void *to, tr_dtype from_dtype
     {
         int64_t place[2];
         w.at((uint32_t)i, place);
-        C x = load_wide<C>(from_dtype, from, place[1]);
-        switch (to_dtype) {
-        case TR_F32: ((float *)to)[place[0]] = convert<float>(x); break;
-        case TR_F64: ((double *)to)[place[0]] = convert<double>(x); break;
-        case TR_F16: ((f16 *)to)[place[0]] = convert<f16>(x); break;
-        case TR_BF16: ((bf16 *)to)[place[0]] = convert<bf16>(x); break;
-        case TR_I64: ((int64_t *)to)[place[0]] = convert<int64_t>(x); break;
-        case TR_I32: ((int32_t *)to)[place[0]] = convert<int32_t>(x); break;
-        case TR_U8: ((uint8_t *)to)[place[0]] = convert<uint8_t>(x); break;
-        default: ((truth *)to)[place[0]] = convert<truth>(x); break;
-        }
+        store_as<C>(to_dtype, to, place[0], load_wide<C>(from_dtype, from, place[1]));
     }
 }
 

@@ -6,11 +6,7 @@
 constexpr int ITEMS = 4, SHORT = 64, MANY = 1 << 14;
 
 /* Sums of integers wrap around. */
-template <class T> struct summed { using type = compute_of<T>; };
-template <> struct summed<int64_t> { using type = uint64_t; };
-template <> struct summed<int32_t> { using type = uint64_t; };
-template <> struct summed<uint8_t> { using type = uint64_t; };
-template <> struct summed<truth> { using type = uint64_t; };
+template <class T> using summed = std::conditional_t<is_float<T>, compute_of<T>, uint64_t>;
 
 struct lines {
     axis x, y; /* of lines */
@@ -22,12 +18,12 @@ template <class To, class T> __global__ void cumsum_of_threads(To *y, const T *x
 {
     FOR_EACH_OF(line, l.x.n)
     {
-        typename summed<T>::type sum = 0;
+        summed<T> sum = 0;
         const T *from = x + l.x.at(line);
         To *to = y + l.y.at(line);
         for (int64_t k = 0; k < l.n; k++) {
             int64_t i = l.reverse ? l.n - 1 - k : k;
-            sum += (typename summed<T>::type)wide(from[i * l.x_step]);
+            sum += (summed<T>)wide(from[i * l.x_step]);
             to[i * l.y_step] = narrow<To>((compute_of<To>)sum);
         }
     }
@@ -54,7 +50,7 @@ template <class A> __device__ static A sum_before(A mine, A *total)
 
 template <class To, class T> __global__ void cumsum_of_blocks(To *y, const T *x, lines l)
 {
-    using A = typename summed<T>::type;
+    using A = summed<T>;
     for (int64_t line = blockIdx.x; line < l.x.n; line += gridDim.x) {
         const T *from = x + l.x.at(line);
         To *to = y + l.y.at(line);

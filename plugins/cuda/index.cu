@@ -1,4 +1,4 @@
-#include "index.h"
+#include "kernel.h"
 
 axis axis_of(int ndim, const int64_t *dim, const int64_t *stride)
 {
@@ -36,16 +36,6 @@ axis axis_in(const tr_device_tensor &x, uint32_t dims)
 }
 
 /* ---- Loops ------------------------------------------------------------------------------------------------------- */
-
-static size_t size_of(tr_dtype dtype)
-{
-    switch (dtype) {
-    case TR_F64: case TR_I64: return 8;
-    case TR_F32: case TR_I32: return 4;
-    case TR_F16: case TR_BF16: return 2;
-    default: return 1;
-    }
-}
 
 static void remove_dim(loop &l, int d)
 {
@@ -86,7 +76,7 @@ loop loop_of(const tr_shape &shape, const tr_device_tensor *const *tensors, int 
         const tr_device_tensor &x = *tensors[k];
         int missing = shape.ndim - x.shape.ndim;
         l.data[k] = (char *)x.data;
-        l.bytes[k] = size_of(x.dtype);
+        l.bytes[k] = host->dtype_size(x.dtype);
         for (int d = missing; d < shape.ndim; d++)
             l.stride[k][d] = x.shape.dim[d - missing] == 1 && shape.dim[d] != 1 ? 0 : x.stride[d - missing];
     }

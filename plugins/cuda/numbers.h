@@ -100,22 +100,16 @@ __host__ __device__ inline int64_t wide(int32_t x) { return x; }
 __host__ __device__ inline int64_t wide(uint8_t x) { return x; }
 __host__ __device__ inline int64_t wide(truth x) { return x.byte != 0; }
 
-template <class T> struct narrowed;
-template <> struct narrowed<float> { __host__ __device__ static float of(float x) { return x; } };
-template <> struct narrowed<double> { __host__ __device__ static double of(double x) { return x; } };
-template <> struct narrowed<f16> { __host__ __device__ static f16 of(float x) { return to_f16(x); } };
-template <> struct narrowed<bf16> { __host__ __device__ static bf16 of(float x) { return to_bf16(x); } };
-template <> struct narrowed<int64_t> { __host__ __device__ static int64_t of(int64_t x) { return x; } };
-template <> struct narrowed<int32_t> { __host__ __device__ static int32_t of(int64_t x) { return (int32_t)x; } };
-template <> struct narrowed<uint8_t> { __host__ __device__ static uint8_t of(int64_t x) { return (uint8_t)x; } };
-template <> struct narrowed<truth> {
-    __host__ __device__ static truth of(int64_t x) { return truth{(uint8_t)(x != 0)}; }
-};
-template <class T> __host__ __device__ inline T narrow(compute_of<T> x) { return narrowed<T>::of(x); }
+template <class T> __host__ __device__ inline T narrow(compute_of<T> x)
+{
+    if constexpr (std::is_same_v<T, f16>) return to_f16(x);
+    else if constexpr (std::is_same_v<T, bf16>) return to_bf16(x);
+    else if constexpr (std::is_same_v<T, truth>) return truth{(uint8_t)(x != 0)};
+    else return (T)x;
+}
 
-/* ---- Conversion between any two dtypes, as tr_cast() has it: integers wrap around, floats that become integers are
- * truncated and held to the type's range, NaN becomes 0, and any number but 0 is true.
- * ------------------------------------------ */
+/* ---- Conversion between any two dtypes, as tr_cast() has it: integers wrap around, and become floats by way of double; floats
+ * that become integers are truncated and held to the type's range, NaN becomes 0, and any number but 0 is true. */
 
 template <class T> __host__ __device__ inline T from_double(double x)
 {
@@ -132,16 +126,7 @@ template <class T> __host__ __device__ inline T from_double(double x)
 }
 template <> __host__ __device__ inline truth from_double<truth>(double x) { return truth{(uint8_t)(x != 0)}; }
 
-template <class To, class From> __host__ __device__ inline To convert(From x)
-{
-    if constexpr (std::is_same_v<To, From>) return x;
-    else if constexpr (!is_float<To> && !is_float<From>) return narrow<To>(wide(x));
-    else if constexpr (is_float<To> && is_float<From> && sizeof(To) < 8 && sizeof(From) < 8) return narrow<To>(wide(x));
-    else return from_double<To>((double)wide(x));
-}
-
-/* ---- One element of a dtype that is known at run time only: where few are read or written. C: float or double ------
- */
+/* ---- One element of a dtype that is known at run time only: where few are read or written. C: float or double */
 
 template <class C> __device__ inline C load_as(tr_dtype dtype, const void *base, int64_t i)
 {
@@ -168,10 +153,10 @@ template <class C> __device__ inline void store_as(tr_dtype dtype, void *base, i
         }
     }
     switch (dtype) {
-    case TR_F32: ((float *)base)[i] = (float)x; break;
+    case TR_F32: ((float *)base)[i] = (float)(double)x; break;
     case TR_F64: ((double *)base)[i] = (double)x; break;
-    case TR_F16: ((f16 *)base)[i] = to_f16((float)x); break;
-    case TR_BF16: ((bf16 *)base)[i] = to_bf16((float)x); break;
+    case TR_F16: ((f16 *)base)[i] = to_f16((float)(double)x); break;
+    case TR_BF16: ((bf16 *)base)[i] = to_bf16((float)(double)x); break;
     case TR_I64: ((int64_t *)base)[i] = from_double<int64_t>((double)x); break;
     case TR_I32: ((int32_t *)base)[i] = from_double<int32_t>((double)x); break;
     case TR_U8: ((uint8_t *)base)[i] = from_double<uint8_t>((double)x); break;
