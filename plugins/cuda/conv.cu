@@ -19,19 +19,9 @@ namespace {
 conv_sizes sizes_of(const tr_device_tensor &x, const tr_device_tensor &weight, const tr_device_tensor &y,
                const tr_conv2d_attrs &a)
 {
-    return conv_sizes{x.shape.dim[0],
-                 x.shape.dim[1],
-                 x.shape.dim[2],
-                 x.shape.dim[3],
-                 weight.shape.dim[0],
-                 weight.shape.dim[2],
-                 weight.shape.dim[3],
-                 y.shape.dim[2],
-                 y.shape.dim[3],
-                 a.groups,
-                 a.stride,
-                 a.padding,
-                 a.dilation};
+    return conv_sizes{x.shape.dim[0], x.shape.dim[1], x.shape.dim[2], x.shape.dim[3],
+                      weight.shape.dim[0], weight.shape.dim[2], weight.shape.dim[3], y.shape.dim[2], y.shape.dim[3],
+                      a.groups, a.stride, a.padding, a.dilation};
 }
 
 /* A number of three digits, the first the most significant. */
@@ -134,36 +124,19 @@ template <class T> struct seen_by {
     }
 };
 
-/* Weights by (ky, kx, inner): a line is the other of the two channels. */
-template <class T> struct weights {
-    const T *weight;
-    digits taps;
-    int64_t outer, inner, ky_step, kx_step, group; /* elements between neighbours */
+/* Weights by taps, or g by pixels: a line is a channel. */
+template <class T> struct by_digits {
+    const T *data;
+    digits of_k;
+    int64_t outer, step[3], group; /* elements between neighbours: lines, in the digits of k, and groups */
     bool by_k;
     using line = int64_t;
     __device__ line line_of(int64_t of, int64_t i) const { return of * group + i * outer; }
     __device__ compute_of<T> load(line at, int64_t k) const
     {
-        int ky, kx, c;
-        taps.of(k, ky, kx, c);
-        return wide(weight[at + c * inner + ky * ky_step + kx * kx_step]);
-    }
-};
-
-/* g by (n, oy, ox): a line is an output channel. */
-template <class T> struct gradients {
-    const T *g;
-    strides step;
-    digits pixels;
-    int64_t group;
-    bool by_k;
-    using line = int64_t;
-    __device__ line line_of(int64_t of, int64_t i) const { return of * group + i * step.at[1]; }
-    __device__ compute_of<T> load(line at, int64_t k) const
-    {
-        int n, y, x;
-        pixels.of(k, n, y, x);
-        return wide(g[at + n * step.at[0] + y * step.at[2] + x * step.at[3]]);
+        int a, b, c;
+        of_k.of(k, a, b, c);
+        return wide(data[at + a * step[0] + b * step[1] + c * step[2]]);
     }
 };
 
@@ -224,8 +197,8 @@ tr_status forward(const job &j, const conv_sizes &s, const tr_device_tensor &x, 
     using C = compute_of<T>;
     int64_t channels = s.c / s.groups, outs = s.k / s.groups;
     pixels_by_taps<T> a = {patches_of<T>(x, s), x.stride[1] == 1};
-    weights<T> b = {(const T *)weight.data, digits(s.kw, channels), weight.stride[0],        weight.stride[1],
-                    weight.stride[2],       weight.stride[3],       outs * weight.stride[0], weight.stride[1] == 1};
+    by_digits<T> b = {(const T *)weight.data, digits(s.kw, channels), weight.stride[0],
+                      {weight.stride[2], weight.stride[3], weight.stride[1]}, outs * weight.stride[0], weight.stride[1] == 1};
     into_images<C> out = {y.dtype,       bias ? bias->dtype : TR_F32, y.data, bias ? bias->data : nullptr,
                           strides_of(y), digits(s.oh, s.ow),          outs,   bias ? bias->stride[0] : 0};
     return gemm::run<C>(j, s.groups, s.n * s.oh * s.ow, outs, s.kh * s.kw * channels, a, b, out);
@@ -240,8 +213,8 @@ tr_status grad_input(const job &j, const conv_sizes &s, const tr_device_tensor &
     int64_t channels = s.c / s.groups, outs = s.k / s.groups;
     seen_by<T> a = {(const T *)g.data, strides_of(g),  digits(s.h, s.w), digits(s.kw, outs), (int)s.oh,       (int)s.ow,
                     (int)s.stride,     (int)s.padding, (int)s.dilation,  outs * g.stride[1], g.stride[1] == 1};
-    weights<T> b = {(const T *)weight.data, digits(s.kw, outs), weight.stride[1],        weight.stride[0],
-                    weight.stride[2],       weight.stride[3],   outs * weight.stride[0], false};
+    by_digits<T> b = {(const T *)weight.data, digits(s.kw, outs), weight.stride[1],
+                      {weight.stride[2], weight.stride[3], weight.stride[0]}, outs * weight.stride[0], false};
     into_images<C> out = {dx.dtype, bias ? bias->dtype : TR_F32, dx.data, bias ? bias->data : nullptr, strides_of(dx),
         digits(s.h, s.w), channels, bias ? bias->stride[0] : 0};
     return gemm::run<C>(j, s.groups, s.n * s.h * s.w, channels, s.kh * s.kw * outs, a, b, out);
@@ -253,7 +226,8 @@ tr_status grad_weight(const job &j, const conv_sizes &s, const tr_device_tensor 
 {
     using C = compute_of<T>;
     int64_t channels = s.c / s.groups, outs = s.k / s.groups;
-    gradients<T> a = {(const T *)g.data, strides_of(g), digits(s.oh, s.ow), outs * g.stride[1], g.stride[1] != 1};
+    by_digits<T> a = {(const T *)g.data, digits(s.oh, s.ow), g.stride[1], {g.stride[0], g.stride[2], g.stride[3]},
+                      outs * g.stride[1], g.stride[1] != 1};
     taps_by_pixels<T> b = {patches_of<T>(x, s), x.stride[1] != 1};
     into_weights<C> out = {dweight.dtype, dweight.data, strides_of(dweight), digits(s.kw, channels), outs, accumulate};
     return gemm::run<C>(j, s.groups, outs, s.kh * s.kw * channels, s.n * s.oh * s.ow, a, b, out);

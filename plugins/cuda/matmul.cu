@@ -9,8 +9,7 @@
 #include "gemm.h"
 #include "product.h"
 
-/* ---- Calls as products ---------------------------------------------------------------------------------------------
- */
+/* ---- Calls as products ------------------------------------------------------------------------------------------- */
 
 static matrix_view view_of(const tr_device_tensor &x, int first_row, int rows, int columns)
 {
@@ -29,9 +28,11 @@ static matrix_view transposed(const matrix_view &m)
     return matrix_view{m.dtype, m.data, m.column, m.row};
 }
 
-static axis no_batch()
+/* One product. */
+static product product_of(const matrix_view &a, const matrix_view &b, const matrix_view &c)
 {
-    return axis_of(0, nullptr, nullptr);
+    const axis one = axis_of(0, nullptr, nullptr);
+    return product{a, b, c, one, one, one, nullptr, {}, {}, false};
 }
 
 /* The leading dimensions of x, broadcast to those of the product. */
@@ -48,26 +49,19 @@ static product matmul_product(const job &j)
 {
     const tr_device_tensor &a = j.in(0), &b = j.in(1), &c = j.out(0);
     int a_dims = a.shape.ndim > 1 ? 2 : 1, b_dims = b.shape.ndim > 1 ? 2 : 1, b_lead = b.shape.ndim - b_dims;
-    product p = {};
-    p.a_batch = p.b_batch = p.c_batch = no_batch();
-    p.b = view_of(b, b_lead, 1, b_dims - 1);
-    if (b_lead == 0) { /* the leading dimensions of a are rows like the others */
-        p.a = matrix_of(a);
-        p.c = view_of(c, 0, a.shape.ndim - 1, b_dims - 1);
-        return p;
-    }
+    if (b_lead == 0) /* the leading dimensions of a are rows like the others */
+        return product_of(matrix_of(a), view_of(b, 0, 1, b_dims - 1), view_of(c, 0, a.shape.ndim - 1, b_dims - 1));
     tr_shape batch = c.shape;
     batch.ndim -= (a_dims - 1) + (b_dims - 1);
-    p.a = view_of(a, a.shape.ndim - a_dims, a_dims - 1, 1);
-    p.c = view_of(c, batch.ndim, a_dims - 1, b_dims - 1);
+    product p = product_of(view_of(a, a.shape.ndim - a_dims, a_dims - 1, 1), view_of(b, b_lead, 1, b_dims - 1),
+                           view_of(c, batch.ndim, a_dims - 1, b_dims - 1));
     p.a_batch = batch_of(a, a_dims, batch);
     p.b_batch = batch_of(b, b_dims, batch);
     p.c_batch = axis_of(batch.ndim, c.shape.dim, c.stride);
     return p;
 }
 
-/* ---- The own product -----------------------------------------------------------------------------------------------
- */
+/* ---- The own product --------------------------------------------------------------------------------------------- */
 
 template <class C> struct epilogue {
     matrix_view c, residual;
@@ -201,8 +195,7 @@ tr_status cuda_matmul(const job &j)
     return run_product(j, matmul_product(j));
 }
 
-/* ---- linear
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- linear ------------------------------------------------------------------------------------------------------ */
 
 struct activation_of {
     tr_activation_kind kind;
@@ -236,11 +229,8 @@ tr_status cuda_linear(const job &j)
     staged weight(j, j.in(1), j.in(0).dtype, nullptr);
     TRY(x.status());
     TRY(weight.status());
-    product p = {};
-    p.a_batch = p.b_batch = p.c_batch = no_batch();
-    p.a = matrix_of(x.view());
-    p.b = a.in_out ? matrix_of(weight.view()) : transposed(matrix_of(weight.view()));
-    p.c = matrix_of(j.out(0));
+    matrix_view w = matrix_of(weight.view());
+    product p = product_of(matrix_of(x.view()), a.in_out ? w : transposed(w), matrix_of(j.out(0)));
     if (j.has_in(2)) p.bias = &j.in(2);
     if (j.has_in(3)) p.residual = matrix_of(j.in(3));
     return run_product(j, p);
@@ -259,11 +249,8 @@ tr_status cuda_linear_grad_input(const job &j)
     const tr_device_tensor &dx = j.out(0);
     staged weight(j, j.in(1), j.in(0).dtype, nullptr);
     TRY(weight.status());
-    product p = {};
-    p.a_batch = p.b_batch = p.c_batch = no_batch();
-    p.a = matrix_of(j.in(0));
-    p.b = a.in_out ? transposed(matrix_of(weight.view())) : matrix_of(weight.view());
-    p.c = matrix_of(dx);
+    matrix_view w = matrix_of(weight.view());
+    product p = product_of(matrix_of(j.in(0)), a.in_out ? transposed(w) : w, matrix_of(dx));
     /* cuBLASLt's own slope of GELU is good to five digits or so, which 16-bit numbers do not show. */
     if (a.activation == TR_GELU && !a.accumulate && host->dtype_size(dx.dtype) == 2) {
         p.gelu_input = matrix_of(j.in(2));
@@ -282,25 +269,17 @@ tr_status cuda_linear_grad_input(const job &j)
     return a.accumulate ? map_into<3>(j, dx, in, slope_of{a.activation}) : map_into<2>(j, dx, in, slope_of{a.activation});
 }
 
-/* dbias: [n] (+)= the sums of g's columns. */
-static tr_status bias_gradient(const job &j, const tr_device_tensor &g, const tr_device_tensor &dbias, bool accumulate)
-{
-    return sum_onto(j, g, ((uint32_t)1 << (g.shape.ndim - 1)) - 1, dbias, accumulate);
-}
-
 tr_status cuda_linear_grad_weight(const job &j)
 {
     const tr_linear_attrs &a = j.attrs<tr_linear_attrs>();
     const tr_device_tensor &g = j.in(0);
-    if (j.has_out(1)) TRY(bias_gradient(j, g, j.out(1), a.accumulate_bias));
+    if (j.has_out(1)) TRY(sum_onto(j, g, ((uint32_t)1 << (g.shape.ndim - 1)) - 1, j.out(1), a.accumulate_bias));
     if (!j.has_out(0)) return TR_OK;
     input x(j, j.in(1), a.activation);
     TRY(x.status());
-    product p = {};
-    p.a_batch = p.b_batch = p.c_batch = no_batch();
-    p.a = transposed(matrix_of(a.in_out ? x.view() : g)); /* dw: [in, out] = x^T g, or [out, in] = g^T x */
-    p.b = matrix_of(a.in_out ? g : x.view());
-    p.c = matrix_of(j.out(0));
+    /* dw: [in, out] = x^T g, or [out, in] = g^T x */
+    const tr_device_tensor &left = a.in_out ? x.view() : g, &right = a.in_out ? g : x.view();
+    product p = product_of(transposed(matrix_of(left)), matrix_of(right), matrix_of(j.out(0)));
     p.accumulate = a.accumulate;
     return run_product(j, p);
 }

@@ -169,8 +169,7 @@ static tr_status run_norm(const job &j, const tr_device_tensor *mean, const tr_d
 tr_status cuda_layer_norm(const job &j) { return run_norm(j, &j.out(1), j.out(2), true); }
 tr_status cuda_rms_norm(const job &j) { return run_norm(j, nullptr, j.out(1), false); }
 
-/* ---- Gradients -----------------------------------------------------------------------------------------------------
- */
+/* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
 template <class T> struct norm_inputs {
     const T *g, *x;
@@ -204,6 +203,25 @@ template <class T> __global__ void norm_grad_rows(T *dx, axis to, int64_t to_ste
     });
 }
 
+/* dx of a row that threads hold. sums: of h, and of h xhat. */
+template <class T, int K>
+__device__ inline void put_dx(T *dx, const norm_inputs<T> &in, const held_row<T, K> &g, const held_row<T, K> &x, int64_t packs,
+                              compute_of<T> mean, compute_of<T> rstd, two<compute_of<T>> sums)
+{
+    using C = compute_of<T>;
+    constexpr int V = 16 / sizeof(T);
+    C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
+    each_held<K>(packs, [&](int k, int64_t p) {
+        numbers_of<T> weight(in.weight, p, C(1));
+        pack<T, V> made;
+#pragma unroll
+        for (int e = 0; e < V; e++)
+            made.at[e] = narrow<T>(rstd * (wide(g.held[k].at[e]) * weight[e] - of_h -
+                                           (wide(x.held[k].at[e]) - mean) * rstd * of_hx));
+        ((pack<T, V> *)dx)[p] = made;
+    });
+}
+
 template <class T>
 __global__ void __launch_bounds__(BLOCK, 2) norm_grad_held(T *dx, int64_t to, norm_inputs<T> in)
 {
@@ -221,16 +239,7 @@ __global__ void __launch_bounds__(BLOCK, 2) norm_grad_held(T *dx, int64_t to, no
             sums.second += h * (wide(x.held[k].at[e]) - mean) * rstd;
         }
     });
-    sums = reduce_in_warps(sums, both_of());
-    C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
-    each_held<HELD<T>>(packs, [&](int k, int64_t p) {
-        numbers_of<T> weight(in.weight, p, C(1));
-        pack<T, V> made;
-        for (int e = 0; e < V; e++)
-            made.at[e] = narrow<T>(rstd * (wide(g.held[k].at[e]) * weight[e] - of_h -
-                                           (wide(x.held[k].at[e]) - mean) * rstd * of_hx));
-        ((pack<T, V> *)(dx + r * to))[p] = made;
-    });
+    put_dx(dx + r * to, in, g, x, packs, mean, rstd, reduce_in_warps(sums, both_of()));
 }
 
 constexpr int LANES = 32, ROWS = 8; /* of blocks that add up columns */
@@ -296,17 +305,7 @@ norm_grad_both(T *dx, int64_t to, norm_inputs<T> in, compute_of<T> *parts)
                 sums.second += h * off * rstd;
             }
         });
-        sums = reduce_in_warps(sums, both_of());
-        C of_h = sums.first / (C)in.d, of_hx = sums.second / (C)in.d;
-        each_held<K>(packs, [&](int k, int64_t p) {
-            numbers_of<T> weight(in.weight, p, C(1));
-            pack<T, V> made;
-#pragma unroll
-            for (int e = 0; e < V; e++)
-                made.at[e] = narrow<T>(rstd * (wide(g.held[k].at[e]) * weight[e] - of_h -
-                                               (wide(x.held[k].at[e]) - mean) * rstd * of_hx));
-            ((pack<T, V> *)(dx + r * to))[p] = made;
-        });
+        put_dx(dx + r * to, in, g, x, packs, mean, rstd, reduce_in_warps(sums, both_of()));
     }
     for (unsigned row = 0; row < ROWS; row++) {
         if (threadIdx.y == row)

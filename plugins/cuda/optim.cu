@@ -263,8 +263,7 @@ template <class S> struct muon {
     __device__ S operator()(S x, S, S *, S direction) const { return x * keep - step * direction; }
 };
 
-/* ---- Steps ---------------------------------------------------------------------------------------------------------
- */
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
 constexpr int STATES = 3, AT_ONCE = 4;
 
@@ -306,46 +305,40 @@ template <class Rule> struct of_step {
     uint64_t key; /* of the random numbers that round states to bf16 */
 };
 
+/* N elements from `first` on; of several, first and the run's place are multiples of AT_ONCE. */
+template <int N, class P, class T, class Rule>
+__device__ inline void step_at(const run_of<P, T> &r, const of_step<Rule> &now, int64_t first)
+{
+    using S = compute_of<P>;
+    const uint64_t random = std::is_same_v<T, bf16> ? four_halfwords(now.key, r.place + first) : 0;
+    pack<P, N> p = *(const pack<P, N> *)(r.p + first), g = *(const pack<P, N> *)(r.g + first);
+    pack<T, N> s[STATES];
+    pack<S, N> direction = {};
+    for (int k = 0; k < STATES; k++)
+        if (r.state[k]) s[k] = *(const pack<T, N> *)(r.state[k] + first);
+    if (r.direction) direction = *(const pack<S, N> *)(r.direction + first);
+    for (int e = 0; e < N; e++) {
+        S of_one[STATES];
+        for (int k = 0; k < STATES; k++) of_one[k] = r.state[k] ? wide(s[k].at[e]) : S(0);
+        p.at[e] = narrow<P>(now.rule(wide(p.at[e]), wide(g.at[e]), of_one, direction.at[e]));
+        const int at_place = N == 1 ? (int)((r.place + first) % 4) : e;
+        for (int k = 0; k < STATES; k++) s[k].at[e] = stored<T>(of_one[k], k, (uint32_t)(random >> 16 * at_place));
+    }
+    *(pack<P, N> *)(r.p + first) = p;
+    for (int k = 0; k < STATES; k++)
+        if (r.state[k]) *(pack<T, N> *)(r.state[k] + first) = s[k];
+}
+
 /* live: what this launch computes with, when it is one of a graph; else NULL. */
 template <class P, class T, int V, class Rule>
 __global__ void step_kernel(run_of<P, T> r, of_step<Rule> now, const of_step<Rule> *live)
 {
-    using S = compute_of<P>;
     if (live) now = *live;
-    const Rule &rule = now.rule;
     int64_t packs = r.n / V;
-    FOR_EACH_OF(at, packs + (V > 1 ? r.n % V : 0))
+    FOR_EACH_OF(at, packs + r.n % V)
     {
-        int64_t first = at < packs ? at * V : packs * V + (at - packs);
-        const int count = at < packs ? V : 1;
-        const uint64_t random = std::is_same_v<T, bf16> ? four_halfwords(now.key, r.place + first) : 0;
-        if (count == V) {
-            pack<P, V> p = *(const pack<P, V> *)(r.p + first), g = *(const pack<P, V> *)(r.g + first);
-            pack<T, V> s[STATES];
-            pack<S, V> direction = {};
-            for (int k = 0; k < STATES; k++)
-                if (r.state[k]) s[k] = *(const pack<T, V> *)(r.state[k] + first);
-            if (r.direction) direction = *(const pack<S, V> *)(r.direction + first);
-            for (int e = 0; e < V; e++) {
-                S of_one[STATES];
-                for (int k = 0; k < STATES; k++) of_one[k] = r.state[k] ? wide(s[k].at[e]) : S(0);
-                p.at[e] = narrow<P>(rule(wide(p.at[e]), wide(g.at[e]), of_one, direction.at[e]));
-                const int at_place = V == 1 ? (int)((r.place + first) % 4) : e;
-                for (int k = 0; k < STATES; k++)
-                    s[k].at[e] = stored<T>(of_one[k], k, (uint32_t)(random >> 16 * at_place));
-            }
-            *(pack<P, V> *)(r.p + first) = p;
-            for (int k = 0; k < STATES; k++)
-                if (r.state[k]) *(pack<T, V> *)(r.state[k] + first) = s[k];
-        } else {
-            const int at_place = (int)((r.place + first) % 4);
-            S of_one[STATES];
-            for (int k = 0; k < STATES; k++) of_one[k] = r.state[k] ? wide(r.state[k][first]) : S(0);
-            r.p[first] =
-                narrow<P>(rule(wide(r.p[first]), wide(r.g[first]), of_one, r.direction ? r.direction[first] : S(0)));
-            for (int k = 0; k < STATES; k++)
-                if (r.state[k]) r.state[k][first] = stored<T>(of_one[k], k, (uint32_t)(random >> 16 * at_place));
-        }
+        if (V == 1 || at < packs) step_at<V>(r, now, at * V);
+        else step_at<1>(r, now, packs * V + (at - packs));
     }
 }
 
@@ -406,15 +399,12 @@ template <template <class> class Rule, bool MAY_BE_BF16 = false> tr_status step(
 
 /* ---- Measures: two sums over a whole parameter, in a fixed order ------------------------------------------------- */
 
-struct two { double first, second; };
-struct both_of {
-    __device__ two operator()(two a, two b) const { return two{a.first + b.first, a.second + b.second}; }
-};
+using sums = two<double>;
 
 /* |p|^2, |g|^2. */
 template <class S> struct lars_measure {
     explicit lars_measure(const tr_step_attrs &) {}
-    __device__ two operator()(S x, S g, S *, S *) const { return two{(double)x * (double)x, (double)g * (double)g}; }
+    __device__ sums operator()(S x, S g, S *, S *) const { return sums{(double)x * (double)x, (double)g * (double)g}; }
 };
 
 /* Moves the moments: |p|^2, |r|^2. */
@@ -423,12 +413,12 @@ template <class S> struct lamb_measure {
     S rest1, beta2, rest2;
     explicit lamb_measure(const tr_step_attrs &a)
         : rule(a, false), rest1((S)(1 - own(a, 0))), beta2((S)own(a, 1)), rest2((S)(1 - own(a, 1))) {}
-    __device__ two operator()(S x, S g, S *s, S *) const
+    __device__ sums operator()(S x, S g, S *s, S *) const
     {
         s[0] = s[0] + (g - s[0]) * rest1;
         s[1] = s[1] * beta2 + g * g * rest2;
         S r = rule.direction(x, s);
-        return two{(double)x * (double)x, (double)r * (double)r};
+        return sums{(double)x * (double)x, (double)r * (double)r};
     }
 };
 
@@ -438,23 +428,23 @@ template <class S> struct muon_measure {
     explicit muon_measure(const tr_step_attrs &a) : rest((S)(1 - own(a, 0))), mix((S)(own(a, 3) != 0 ? 1 : own(a, 0)))
     {
     }
-    __device__ two operator()(S, S g, S *s, S *d) const
+    __device__ sums operator()(S, S g, S *s, S *d) const
     {
         s[0] = s[0] + (g - s[0]) * rest;
         *d = g + (s[0] - g) * mix;
-        return two{(double)*d * (double)*d, 0};
+        return sums{(double)*d * (double)*d, 0};
     }
 };
 
 constexpr int64_t MEASURED = 8192; /* elements of a block, at least */
 
 template <class P, class Measure>
-__global__ void measure_kernel(two *parts, const P *p, const P *g, run_of<P> r, compute_of<P> *direction, int64_t each,
+__global__ void measure_kernel(sums *parts, const P *p, const P *g, run_of<P> r, compute_of<P> *direction, int64_t each,
                                Measure measure)
 {
     using S = compute_of<P>;
     int64_t begin = blockIdx.x * each, end = begin + each < r.n ? begin + each : r.n;
-    two sum = {0, 0};
+    sums sum = {0, 0};
     for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y) {
         S s[STATES], d = 0;
         for (int k = 0; k < STATES; k++) s[k] = r.state[k] ? r.state[k][i] : S(0);
@@ -467,23 +457,23 @@ __global__ void measure_kernel(two *parts, const P *p, const P *g, run_of<P> r, 
     if (threadIdx.y == 0) parts[blockIdx.x] = sum;
 }
 
-__global__ void add_two(const two *parts, int64_t n, double *sums)
+__global__ void add_sums(const sums *parts, int64_t n, double *to)
 {
-    two sum = {0, 0};
+    sums sum = {0, 0};
     for (int64_t i = threadIdx.y; i < n; i += blockDim.y) sum = both_of()(sum, parts[i]);
     sum = reduce_in_group(sum, both_of());
     if (threadIdx.y) return;
-    sums[0] = sum.first;
-    sums[1] = sum.second;
+    to[0] = sum.first;
+    to[1] = sum.second;
 }
 
 /* g, p -> sums, three states, direction */
 template <template <class> class Measure> tr_status measure(const job &j)
 {
     int64_t n = numel(j.in(0)), each = most(MEASURED, parts_of(n, 1024)), parts = most(1, parts_of(n, each));
-    scratch memory(j, sizeof(two) * (size_t)parts);
+    scratch memory(j, sizeof(sums) * (size_t)parts);
     TRY(memory.status());
-    two *of_parts = memory.as<two>();
+    sums *of_parts = memory.as<sums>();
     TRY(for_parameters(j.in(0).dtype, [&](auto t) {
         using P = typename decltype(t)::type;
         using M = Measure<compute_of<P>>;
@@ -493,7 +483,7 @@ template <template <class> class Measure> tr_status measure(const job &j)
         return LAUNCH(j, (measure_kernel<P, M>), (unsigned)parts, dim3(1, BLOCK), 0, of_parts, (const P *)j.in(1).data,
             (const P *)j.in(0).data, r, direction, each, M(j.attrs<tr_step_attrs>()));
     }));
-    return LAUNCH(j, add_two, 1, dim3(1, BLOCK), 0, of_parts, parts, (double *)j.out(0).data);
+    return LAUNCH(j, add_sums, 1, dim3(1, BLOCK), 0, of_parts, parts, (double *)j.out(0).data);
 }
 
 } // namespace

@@ -125,7 +125,7 @@ __global__ void reduce_parts(const typename Op::seen *parts, int64_t n, int coun
     if (threadIdx.y == 0 && r < n) store_as(dtype, y, r, op.value(seen));
 }
 
-constexpr int64_t ENOUGH_BLOCKS = 512, PART = 4096;
+constexpr int64_t ENOUGH_BLOCKS = 512;
 
 /* y: row-major. */
 template <class T, class Op>
@@ -297,38 +297,15 @@ tr_status cuda_prod_grad(const job &j) { return run_grad<divide_out>(j); }
 
 /* ---- sum_squares: y <- y + the sum of the squares of x, in f64 --------------------------------------------------- */
 
-template <class T> __global__ void squares(const T *x, int64_t n, int64_t each, double *parts)
-{
-    int64_t begin = blockIdx.x * each, end = begin + each < n ? begin + each : n;
-    double sum = 0;
-    for (int64_t i = begin + threadIdx.y; i < end; i += blockDim.y) {
-        double value = (double)wide(x[i]);
-        sum += value * value;
-    }
-    sum = reduce_in_group(sum, plus_of());
-    if (threadIdx.y == 0) parts[blockIdx.x] = sum;
-}
-
-__global__ static void add_up(const double *parts, int64_t n, double *y)
-{
-    double sum = 0;
-    for (int64_t i = threadIdx.y; i < n; i += blockDim.y) sum += parts[i];
-    sum = reduce_in_group(sum, plus_of());
-    if (threadIdx.y == 0) *y += sum;
-}
+struct squares_onto : norm_of {
+    const double *before;
+    __device__ double value(seen s) const { return *before + s; }
+};
 
 tr_status cuda_sum_squares(const job &j)
 {
-    const tr_device_tensor &x = j.in(0);
-    int64_t n = numel(x), each = most(PART, parts_of(n, 2 * ENOUGH_BLOCKS)), parts = parts_of(n, each);
-    if (n == 0) return TR_OK;
-    if (!is_row_major(x)) return TR_DECLINED;
-    scratch memory(j, sizeof(double) * (size_t)parts);
-    TRY(memory.status());
-    double *of_parts = memory.as<double>();
-    TRY(for_float(x.dtype, [&](auto t) {
-        using T = typename decltype(t)::type;
-        return LAUNCH(j, squares<T>, (unsigned)parts, dim3(1, BLOCK), 0, (const T *)x.data, n, each, of_parts);
-    }));
-    return LAUNCH(j, add_up, 1, dim3(1, BLOCK), 0, of_parts, parts, (double *)j.out(0).data);
+    return for_float(j.in(0).dtype, [&](auto t) {
+        const squares_onto op = {{}, (const double *)j.out(0).data};
+        return reduce_to<typename decltype(t)::type>(j, j.in(0), ~0u, j.out(0), op);
+    });
 }

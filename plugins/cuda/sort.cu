@@ -65,8 +65,7 @@ tr_status sort_rows(const job &j, entry *entries, int64_t rows, int64_t padded)
     return TR_OK;
 }
 
-/* ---- topk: the first k in order, and where they were; all of them: a sort
- * ---------------------------------------------- */
+/* ---- topk: the first k in order, and where they were; all of them: a sort ---------------------------------------- */
 
 /* Larger numbers have larger keys, NaN the largest; 0 and -0 are equal. */
 __device__ static uint64_t key_of(double x)
@@ -115,18 +114,8 @@ tr_status cuda_topk(const job &j)
     const tr_device_tensor &x = j.in(0), &values = j.out(0), &indices = j.out(1);
     const tr_topk_attrs &a = j.attrs<tr_topk_attrs>();
     uint32_t others = ~(1u << a.dim);
-    topk_rows r = {axis_in(x, others),
-                   axis_in(values, others),
-                   axis_in(indices, others),
-                   0,
-                   0,
-                   size_at(x, a.dim),
-                   0,
-                   a.k,
-                   stride_at(x, a.dim),
-                   stride_at(values, a.dim),
-                   stride_at(indices, a.dim),
-                   a.smallest};
+    topk_rows r = {axis_in(x, others), axis_in(values, others), axis_in(indices, others), 0, 0, size_at(x, a.dim), 0, a.k,
+                   stride_at(x, a.dim), stride_at(values, a.dim), stride_at(indices, a.dim), a.smallest};
     if (a.k == 0 || r.x.n == 0) return TR_OK;
     r.padded = sorted_row(r.n);
     int64_t at_once = most(1, least(r.x.n, ((int64_t)1 << 24) / r.padded)); /* 256 MB of entries */
