@@ -122,8 +122,8 @@ template <int N, class C> __device__ inline void add_to(two<C> &s, C x, C g, C c
 template <int N, class C> __device__ inline two<C> part_of(two<C> s, C centre, int64_t numbers)
 {
     if (N == 2 || numbers <= 0) return s;
-    C mean = s.first / (C)numbers;
-    return two<C>{centre + mean, s.second - s.first * mean};
+    C mean = s.first / (C)numbers, less = s.first * mean;
+    return two<C>{centre + mean, s.second < C(INFINITY) ? s.second - less : s.second + (s.first - s.first)}; /* it overflows */
 }
 
 template <int N> constexpr int DEEP = 4 / N; /* rows that a thread reads at once */

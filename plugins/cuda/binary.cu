@@ -1,4 +1,5 @@
 /* Elementwise ops of two or three inputs: arithmetic, comparisons, where, losses. */
+#include "activations.h"
 #include "elementwise.h"
 #include "families.h"
 
@@ -48,8 +49,7 @@ COMPARISON(less_equal, <=)
 COMPARISON(greater, >)
 COMPARISON(greater_equal, >=)
 
-/* ---- where: mask, a, b -> a where the mask is true, b elsewhere; elements move as bits ------------------------------
- */
+/* ---- where: mask, a, b -> a where the mask is true, b elsewhere; elements move as bits --------------------------- */
 
 template <class T> __global__ void where_kernel(T *out, const uint8_t *mask, const T *a, const T *b, walk<4> w)
 {
@@ -74,13 +74,7 @@ tr_status cuda_where(const job &j)
     });
 }
 
-/* ---- Losses, element by element ------------------------------------------------------------------------------------
- */
-
-template <class C> __device__ inline C held(C x, C bound)
-{
-    return x < -bound ? -bound : x > bound ? bound : x;
-}
+/* ---- Losses, element by element ---------------------------------------------------------------------------------- */
 
 struct mse_loss_of {
     template <class C> __device__ C operator()(C x, C y) const { return (x - y) * (x - y); }
@@ -98,7 +92,7 @@ struct huber_loss_of {
 };
 struct huber_loss_grad_of {
     double delta;
-    template <class C> __device__ C operator()(C g, C x, C y) const { return g * held(x - y, (C)delta); }
+    template <class C> __device__ C operator()(C g, C x, C y) const { return g * held(x - y, (C)-delta, (C)delta); }
 };
 struct bce_with_logits_of {
     template <class C> __device__ C operator()(C x, C y) const { return x * (C(x > 0) - y) + log1p(exp(-fabs(x))); }

@@ -79,7 +79,7 @@ struct resized {
     int64_t n, c, h, w, oh, ow;
     int64_t x[4], y[4]; /* strides */
     const taps *rows, *columns;
-    int count; /* of taps that are used */
+    int down, along; /* taps that are used of rows, and of columns */
 };
 
 template <class T> __global__ void interpolate(T *y, const T *x, resized r)
@@ -91,9 +91,9 @@ template <class T> __global__ void interpolate(T *y, const T *x, resized r)
         const taps &down = r.rows[oy], &along = r.columns[ox];
         const T *from = x + n * r.x[0] + c * r.x[1];
         C sum = 0;
-        for (int k = 0; k < r.count; k++) {
+        for (int k = 0; k < r.along; k++) {
             C blended = 0;
-            for (int i = 0; i < r.count; i++)
+            for (int i = 0; i < r.down; i++)
                 blended += (C)down.weight[i] * wide(from[down.at[i] * r.x[2] + along.at[k] * r.x[3]]);
             sum += (C)along.weight[k] * blended;
         }
@@ -127,15 +127,14 @@ template <class T> __global__ void interpolate_grad(T *dx, const T *g, resized r
     {
         int64_t c = e % r.c, ix = e / r.c % r.w, iy = e / r.c / r.w % r.h, n = e / r.c / r.w / r.h;
         const T *from = g + n * r.y[0] + c * r.y[1];
-        int last = r.count - 1;
-        int64_t row_end = first_at(r.rows, r.oh, 0, iy + 1), column = first_at(r.columns, r.ow, last, ix);
+        int64_t row_end = first_at(r.rows, r.oh, 0, iy + 1), column = first_at(r.columns, r.ow, r.along - 1, ix);
         int64_t column_end = first_at(r.columns, r.ow, 0, ix + 1);
         C sum = 0;
-        for (int64_t oy = first_at(r.rows, r.oh, last, iy); oy < row_end; oy++) {
+        for (int64_t oy = first_at(r.rows, r.oh, r.down - 1, iy); oy < row_end; oy++) {
             C gathered = 0;
             for (int64_t ox = column; ox < column_end; ox++)
-                gathered += (C)weight_at(r.columns[ox], r.count, ix) * wide(from[oy * r.y[2] + ox * r.y[3]]);
-            sum += (C)weight_at(r.rows[oy], r.count, iy) * gathered;
+                gathered += (C)weight_at(r.columns[ox], r.along, ix) * wide(from[oy * r.y[2] + ox * r.y[3]]);
+            sum += (C)weight_at(r.rows[oy], r.down, iy) * gathered;
         }
         dx[n * r.x[0] + c * r.x[1] + iy * r.x[2] + ix * r.x[3]] = narrow<T>(sum);
     }
@@ -145,19 +144,10 @@ template <class T> __global__ void interpolate_grad(T *dx, const T *g, resized r
 tr_status run(const job &j, const tr_device_tensor &x, const tr_device_tensor &y, bool gradient)
 {
     const tr_interpolate_attrs &a = j.attrs<tr_interpolate_attrs>();
-    resized r = {x.shape.dim[0],
-                 x.shape.dim[1],
-                 x.shape.dim[2],
-                 x.shape.dim[3],
-                 y.shape.dim[2],
-                 y.shape.dim[3],
-                 {x.stride[0], x.stride[1], x.stride[2], x.stride[3]},
-                 {y.stride[0], y.stride[1], y.stride[2], y.stride[3]},
-                 nullptr,
-                 nullptr,
-                 a.mode == TR_INTERPOLATE_NEAREST    ? 1
-                 : a.mode == TR_INTERPOLATE_BILINEAR ? 2
-                                                     : MOST_TAPS};
+    const int used = a.mode == TR_INTERPOLATE_NEAREST ? 1 : a.mode == TR_INTERPOLATE_BILINEAR ? 2 : MOST_TAPS;
+    resized r = {x.shape.dim[0], x.shape.dim[1], x.shape.dim[2], x.shape.dim[3], y.shape.dim[2], y.shape.dim[3],
+                 {x.stride[0], x.stride[1], x.stride[2], x.stride[3]}, {y.stride[0], y.stride[1], y.stride[2], y.stride[3]},
+                 nullptr, nullptr, x.shape.dim[2] == 1 ? 1 : used, x.shape.dim[3] == 1 ? 1 : used};
     int64_t count = numel(gradient ? x : y);
     if (count == 0) return TR_OK;
     scratch memory(j, sizeof(taps) * (size_t)(r.oh + r.ow));

@@ -239,7 +239,7 @@ tr_status cuda_linear(const job &j)
 /* (dx +) product * f'(x) */
 struct slope_of {
     tr_activation_kind kind;
-    template <class C> __device__ C operator()(C product, C x) const { return product * activation_slope(kind, x); }
+    template <class C> __device__ C operator()(C product, C x) const { return times_slope(kind, product, x); }
     template <class C> __device__ C operator()(C product, C x, C dx) const { return dx + (*this)(product, x); }
 };
 

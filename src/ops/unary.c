@@ -33,6 +33,13 @@ static double sigmoid(double x)
     return x < 0 ? exp(x) / (1 + exp(x)) : 1 / (1 + exp(-x));
 }
 
+/* x, and NaN as it is; beyond low and high these. What follows has its limits there, where a product of 0 and infinity would be
+ * NaN. */
+static double held(double x, double low, double high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
 /* tanh(u) = 2 sigmoid(2u) - 1, so GPT-2's 0.5x(1 + tanh(u)) is x sigmoid(2u), which keeps its digits for large -x.
  * 2u = 2 sqrt(2/pi) (x + 0.044715 x^3). */
 static double gelu_2u(double x)
@@ -42,6 +49,7 @@ static double gelu_2u(double x)
 
 static double gelu_slope(double x)
 {
+    x = held(x, -40, 40);
     double s = sigmoid(gelu_2u(x)), slope_2u = 1.5957691216057308 * (1 + 3 * 0.044715 * x * x);
     return s + x * s * sigmoid(-gelu_2u(x)) * slope_2u;
 }
@@ -54,6 +62,7 @@ static double normal(double x)
 
 static double gelu_exact_slope(double x)
 {
+    x = held(x, -40, 40);
     return normal(x) + x * 0.3989422804014327 * exp(-0.5 * x * x);
 }
 
@@ -63,23 +72,25 @@ static double log_1_exp(double x)
     return (x > 0 ? x : 0) + log1p(exp(-fabs(x)));
 }
 
-/* mish(x) = x tanh(softplus(x)). With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2), whose derivative is
- * 4e(e + 1)/(n + 2)^2. From 40 on e*e is all there is, and it may overflow: x is held there. */
-static double mish_held(double x)
+static double silu_slope(double x)
 {
-    return x > 40 ? 40 : x; /* NaN stays */
+    x = held(x, -800, 800);
+    return sigmoid(x) * (1 + x * sigmoid(-x));
 }
 
+/* mish(x) = x tanh(softplus(x)). With e = exp(x) and n = e(e + 2), tanh(softplus(x)) = n/(n + 2), whose derivative is
+ * 4e(e + 1)/(n + 2)^2. From 40 on e*e is all there is, and it may overflow: x is held there. */
 static double mish(double x)
 {
-    double e = exp(mish_held(x)), n = e * (e + 2);
-    return x * (n / (n + 2));
+    double e = exp(held(x, -800, 40)), n = e * (e + 2);
+    return held(x, -800, x) * (n / (n + 2));
 }
 
 static double mish_slope(double x)
 {
-    double held = mish_held(x), e = exp(held), n = e * (e + 2);
-    return n / (n + 2) + held * (4 * e * (e + 1) / ((n + 2) * (n + 2)));
+    x = held(x, -800, 40);
+    double e = exp(x), n = e * (e + 2);
+    return n / (n + 2) + x * (4 * e * (e + 1) / ((n + 2) * (n + 2)));
 }
 
 #define NEGATED(x) (int64_t)(0 - (uint64_t)(x))
@@ -92,10 +103,9 @@ UNARY(log, log(x))
 UNARY(sqrt, sqrt(x))
 UNARY(tanh, tanh(x))
 UNARY(sigmoid, sigmoid(x))
-UNARY(gelu, x *sigmoid(gelu_2u(x)))
-UNARY(gelu_exact, x *normal(x))
-
-UNARY(silu, x *sigmoid(x))
+UNARY(gelu, held(x, -40, x) * sigmoid(gelu_2u(x)))
+UNARY(gelu_exact, held(x, -40, x) * normal(x))
+UNARY(silu, held(x, -800, x) * sigmoid(x))
 UNARY(mish, mish(x))
 UNARY(softplus, log_1_exp(x))
 UNARY(log_sigmoid, -log_1_exp(-x))
@@ -113,7 +123,7 @@ GRADIENT(abs_grad, x > 0 ? g : x < 0 ? -g : x * 0) /* of NaN it is NaN */
 GRADIENT(relu_grad, x <= 0 ? 0 : g) /* NaN gets it, being no 0 of the output */
 GRADIENT(gelu_grad, g *gelu_slope(x))
 GRADIENT(gelu_exact_grad, g *gelu_exact_slope(x))
-GRADIENT(silu_grad, g *sigmoid(x) * (1 + x * sigmoid(-x)))
+GRADIENT(silu_grad, g *silu_slope(x))
 GRADIENT(mish_grad, g *mish_slope(x))
 GRADIENT(softplus_grad, g *sigmoid(x))
 GRADIENT(log_sigmoid_grad, g *sigmoid(-x))

@@ -143,6 +143,24 @@ static void gradients_at_nan_and_infinity(void **state)
         }
 }
 
+/* Far from zero they are 0 or x, and their slopes 0 or 1. */
+static void activations_have_their_limits(void **state)
+{
+    (void)state;
+    static const float values[] = {-INFINITY, -1e30f, INFINITY, 1e30f};
+    for (int k = 0; k < 4; k++)
+        for (int op = 0; op < 4; op++)
+            for (int i = 0; i < 4; i++) {
+                TR_SCOPE;
+                tr_dtype dtype = (tr_dtype[]){TR_F32, TR_F64, TR_F16, TR_BF16}[k];
+                tr_tensor *x = tr_require_grad(tr_full(values[i], TR_SHAPE(1), .dtype = dtype));
+                tr_tensor *y = op == 0 ? tr_gelu(x) : op == 1 ? tr_gelu_exact(x) : op == 2 ? tr_silu(x) : tr_mish(x);
+                TR_CHECK(tr_backward(tr_sum(y)));
+                if (i < 2) assert_true(fabs(tr_item(y)) < 1e-15 && fabs(tr_item(tr_grad(x))) < 1e-15);
+                else assert_true(tr_item(y) == tr_item(x) && tr_item(tr_grad(x)) == 1);
+            }
+}
+
 static void class_0_may_be_the_one_that_does_not_count(void **state)
 {
     (void)state;
@@ -363,6 +381,7 @@ int main(void)
         cmocka_unit_test(norms_and_deviations_neither_overflow_nor_vanish),
         cmocka_unit_test(batch_norm_of_an_empty_batch_is_empty_and_moves_nothing),
         cmocka_unit_test(gradients_at_nan_and_infinity),
+        cmocka_unit_test(activations_have_their_limits),
         cmocka_unit_test(class_0_may_be_the_one_that_does_not_count),
         cmocka_unit_test(compositions_of_16_bits_round_once),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
