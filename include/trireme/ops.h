@@ -347,8 +347,8 @@ typedef struct tr_batch_norm_op_options {
     double momentum;         /* default 0.1, the fraction of the way by which the running statistics move */
     double eps;              /* default 1e-5 */
     tr_tensor *residual;     /* of x's shape, added to the norm; or NULL */
-    bool relu;               /* the result is max(0, norm + residual). On the CPU this and the addition need no further
-                                pass over memory */
+    bool relu;               /* the result is max(0, norm + residual). On the CPU and on GPUs this and the addition need no
+                                further pass over memory */
 } tr_batch_norm_op_options;
 /* Ioffe & Szegedy 2015, per channel: (x - mean)/sqrt(var + eps) * weight + bias, with the batch's mean and variance in
  * training. The running variance moves towards the unbiased variance, as in PyTorch. An empty batch moves nothing. A

@@ -3,6 +3,7 @@
  *   y = xhat weight + bias, xhat = (x - mean) rstd, rstd = 1/sqrt(var + eps), var = mean((x - mean)^2)
  *   dbias = sum of g, dweight = sum of g xhat, dx = weight rstd (g - dbias/N - xhat dweight/N)
  * With mean and variance given they are constants: dx = weight rstd g.
+ * batch_norm_relu: y = max(0, xhat weight + bias + residual); g is masked where y <= 0, and is the residual's gradient then.
  *
  * Blocks make a channel's sums, or parts of them; a second launch adds the parts in an order that only depends on the
  * shape and makes of each channel's sums a line, which a third launch applies: y = (x - centre) of_x + rest + g of_g.
@@ -59,6 +60,12 @@ template <class T, int N> bool take_rows(packed_rows<T, N> &rows, int k, const t
            rows.step[k] % PACK<T> == 0 && (uintptr_t)x.data % 16 == 0;
 }
 
+template <class T> bool lies_in_rows(const tr_device_tensor &x)
+{
+    packed_rows<const T, 1> rows;
+    return take_rows(rows, 0, x);
+}
+
 /* Blocks of threads for rows of so many packs: threadIdx.x has the pack, y the row. */
 struct row_threads {
     dim3 block;
@@ -87,7 +94,7 @@ tr_device_tensor channel_numbers(const tr_device_tensor &x)
 
 /* A channel's two sums, of N = 1 tensor, x: of its numbers about a centre, which is the channel's first so that a large
  * mean does not round the variance away, and of their squares; as a part, their mean and the sum of squares about it.
- * Of N = 2, x and g: of g, and of g times x about its mean. */
+ * Of N = 2, x and g: of g, and of g times x about its mean. Of N = 3, x, g and y: the same of g masked where y <= 0. */
 
 /* Of each channel: y = (x - centre) of_x + rest + g of_g. */
 template <class C> struct lines { C *centre, *of_x, *rest, *of_g; };
@@ -121,17 +128,17 @@ template <int N, class C> __device__ inline void add_to(two<C> &s, C x, C g, C c
 
 template <int N, class C> __device__ inline two<C> part_of(two<C> s, C centre, int64_t numbers)
 {
-    if (N == 2 || numbers <= 0) return s;
+    if (N != 1 || numbers <= 0) return s;
     C mean = s.first / (C)numbers, less = s.first * mean;
     return two<C>{centre + mean, s.second < C(INFINITY) ? s.second - less : s.second + (s.first - s.first)}; /* it overflows */
 }
 
 template <int N> constexpr int DEEP = 4 / N; /* rows that a thread reads at once */
 
-/* Blocks side by side in y are parts. */
+/* Blocks side by side in y are parts. masked: where the masked g goes, of N = 3, if it is wanted. */
 template <class T, int N>
 __global__ void __launch_bounds__(BLOCK, 4)
-sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T> *mean)
+sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T> *mean, packed_rows<T, 1> masked)
 {
     using C = compute_of<T>;
     constexpr int V = PACK<T>;
@@ -156,9 +163,16 @@ sum_rows(cuts<compute_of<T>> cut, packed_rows<const T, N> in, const compute_of<T
 #pragma unroll
             for (int d = 0; d < DEEP<N>; d++)
                 if (row + d * step < rows) {
+                    pack<T, V> &g = read[d][N > 1];
+                    if constexpr (N == 3) {
+#pragma unroll
+                        for (int i = 0; i < V; i++)
+                            g.at[i] = wide(read[d][2].at[i]) <= C(0) ? T() : g.at[i];
+                        if (masked.at[0]) masked.of(0, row + d * step, p) = g;
+                    }
 #pragma unroll
                     for (int i = 0; i < V; i++)
-                        add_to<N, C>(s[i], wide(read[d][0].at[i]), wide(read[d][N - 1].at[i]), centre[i]);
+                        add_to<N, C>(s[i], wide(read[d][0].at[i]), wide(g.at[i]), centre[i]);
                 }
         }
     }
@@ -322,8 +336,9 @@ template <class T, int V> __device__ inline void read_line(compute_of<T> (&to)[V
     }
 }
 
-/* Of N = 1 tensor, x, or of N = 2, x and g. From the last row on, which the second-level cache still has of the sums. */
-template <class T, int N>
+/* Of N = 1 tensor, x, or of N = 2, x and g. RELU: the second is a residual, and y = max(0, what x gives + it). From the last row
+ * on, which the second-level cache still has of the sums. */
+template <class T, int N, bool RELU>
 __global__ void __launch_bounds__(BLOCK, 5 - N)
 apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_of<T>> line, int64_t packs, int rows)
 {
@@ -336,7 +351,7 @@ apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_o
     read_line<T>(centre, line.centre, p);
     read_line<T>(of_x, line.of_x, p);
     read_line<T>(rest, line.rest, p);
-    if constexpr (N == 2) read_line<T>(of_g, line.of_g, p);
+    if constexpr (N == 2 && !RELU) read_line<T>(of_g, line.of_g, p);
     for (int row = rows - 1 - (int)(blockIdx.y * blockDim.y + threadIdx.y); row >= 0; row -= DEEP<N> * step) {
         pack<T, V> read[DEEP<N>][N];
 #pragma unroll
@@ -351,15 +366,15 @@ apply_to_rows(packed_rows<T, 1> out, packed_rows<const T, N> in, lines<compute_o
 #pragma unroll
             for (int i = 0; i < V; i++) {
                 C value = (wide(read[d][0].at[i]) - centre[i]) * of_x[i] + rest[i];
-                if constexpr (N == 2) value += wide(read[d][1].at[i]) * of_g[i];
-                y.at[i] = narrow<T>(value);
+                if constexpr (N == 2) value += wide(read[d][1].at[i]) * (RELU ? C(1) : of_g[i]);
+                y.at[i] = narrow<T>(RELU && value <= C(0) ? C(0) : value);
             }
             out.of(0, row - d * step, p) = y;
         }
     }
 }
 
-template <class T, int N>
+template <class T, int N, bool RELU>
 __global__ void apply_strided(T *y, const T *x, const T *g, walk<N + 2> w, lines<compute_of<T>> line)
 {
     using C = compute_of<T>;
@@ -369,8 +384,8 @@ __global__ void apply_strided(T *y, const T *x, const T *g, walk<N + 2> w, lines
         w.at((uint32_t)i, place);
         int64_t c = place[N + 1];
         C value = (wide(x[place[1]]) - line.centre[c]) * line.of_x[c] + line.rest[c];
-        if constexpr (N == 2) value += wide(g[place[N]]) * line.of_g[c];
-        y[place[0]] = narrow<T>(value);
+        if constexpr (N == 2) value += wide(g[place[N]]) * (RELU ? C(1) : line.of_g[c]);
+        y[place[0]] = narrow<T>(RELU && value <= C(0) ? C(0) : value);
     }
 }
 
@@ -434,15 +449,16 @@ template <class T, int N> struct summing {
         block = in_rows ? threads.block : groups.block;
         grid = dim3((unsigned)(in_rows ? threads.columns : groups.blocks), (unsigned)cut.parts);
     }
-    tr_status run(const job &j, const compute_of<T> *mean) const
+    /* masked: of N = 3, which lie in rows. */
+    tr_status run(const job &j, const compute_of<T> *mean, const packed_rows<T, 1> &masked = {}) const
     {
-        if (in_rows)
-            return LAUNCH(j, (sum_rows<T, N>), grid, block, 0, cut, rows, mean);
-        return LAUNCH(j, (sum_strided<T, N>), grid, block, 0, cut, elements, mean);
+        if constexpr (N < 3)
+            if (!in_rows) return LAUNCH(j, (sum_strided<T, N>), grid, block, 0, cut, elements, mean);
+        return LAUNCH(j, (sum_rows<T, N>), grid, block, 0, cut, rows, mean, masked);
     }
 };
 
-template <class T, int N>
+template <class T, int N, bool RELU = false>
 tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor *const (&in)[N],
                 const lines<compute_of<T>> &line)
 {
@@ -455,7 +471,7 @@ tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor 
         row_threads threads(packs);
         int64_t down = most(1, WRITING_BLOCKS * (5 - N) / threads.columns);
         dim3 grid((unsigned)threads.columns, (unsigned)least(down, parts_of(n, threads.block.y)));
-        return LAUNCH(j, (apply_to_rows<T, N>), grid, threads.block, 0, out, rows, line, packs, (int)n);
+        return LAUNCH(j, (apply_to_rows<T, N, RELU>), grid, threads.block, 0, out, rows, line, packs, (int)n);
     }
     tr_device_tensor numbers = channel_numbers(y);
     const tr_device_tensor *tensors[N + 2] = {&y, in[0]};
@@ -463,11 +479,11 @@ tr_status apply(const job &j, const tr_device_tensor &y, const tr_device_tensor 
     tensors[N + 1] = &numbers;
     loop l = loop_of(y.shape, tensors, N + 2);
     if (l.count == 0) return TR_OK;
-    return LAUNCH(j, (apply_strided<T, N>), grid_for(l.count), BLOCK, 0, (T *)l.data[0], (const T *)l.data[1],
+    return LAUNCH(j, (apply_strided<T, N, RELU>), grid_for(l.count), BLOCK, 0, (T *)l.data[0], (const T *)l.data[1],
                   (const T *)l.data[N], walk<N + 2>(l), line);
 }
 
-template <class T> tr_status batch_norm(const job &j)
+template <class T> tr_status batch_norm(const job &j, bool relu)
 {
     using C = compute_of<T>;
     const tr_device_tensor &x = j.in(0);
@@ -485,13 +501,16 @@ template <class T> tr_status batch_norm(const job &j)
         TRY(s.run(j, nullptr));
         TRY(LAUNCH(j, finish_moments<C>, (unsigned)parts_of(n, finishing.x), finishing, 0, s.cut, a, mean, var));
     }
-    return apply<T, 1>(j, j.out(0), {&x}, s.cut.line);
+    if (!relu) return apply<T, 1>(j, j.out(0), {&x}, s.cut.line);
+    if (!j.has_in(5)) return apply<T, 1, true>(j, j.out(0), {&x}, s.cut.line);
+    return apply<T, 2, true>(j, j.out(0), {&x, &j.in(5)}, s.cut.line);
 }
 
-template <class T> tr_status batch_norm_grad(const job &j)
+/* in: x, g and, of N = 3, y; masked: where the masked g goes then, or NULL. */
+template <class T, int N>
+tr_status grad_of(const job &j, const tr_device_tensor *const (&in)[N], const tr_device_tensor *masked)
 {
     using C = compute_of<T>;
-    const tr_device_tensor &g = j.in(0), &x = j.in(1);
     const tr_batch_norm_attrs &attrs = j.attrs<tr_batch_norm_attrs>();
     const int64_t dense[] = {1};
     staged mean(j, j.in(3), sizeof(C) == 8 ? TR_F64 : TR_F32, dense), var(j, j.in(4), mean.view().dtype, dense);
@@ -499,26 +518,51 @@ template <class T> tr_status batch_norm_grad(const job &j)
     TRY(var.status());
     const C *means = (const C *)mean.view().data, *vars = (const C *)var.view().data;
     affine_vectors<C> a = {vector_of(j, 2), channel_vector{nullptr, TR_F32, 0}, (C)attrs.eps};
-    summing<T, 2> s({&x, &g});
+    summing<T, N> s(in);
+    packed_rows<T, 1> to = {};
     scratch memory(j, room_of(s.cut));
     TRY(memory.status());
     place(s.cut, memory.template as<C>());
-    TRY(s.run(j, means));
+    if (masked) take_rows(to, 0, *masked);
+    TRY(s.run(j, means, to));
     TRY(LAUNCH(j, finish_sums<C>, (unsigned)parts_of(s.cut.channels, finishing.x), finishing, 0, s.cut, a, means, vars,
                attrs.frozen, vector_to(j, 1, attrs.accumulate_weight), vector_to(j, 2, attrs.accumulate_bias)));
     if (!j.has_out(0)) return TR_OK;
-    if (attrs.frozen) return apply<T, 1>(j, j.out(0), {&g}, s.cut.line);
-    return apply<T, 2>(j, j.out(0), {&x, &g}, s.cut.line);
+    const tr_device_tensor *g = masked ? masked : in[1];
+    if (attrs.frozen) return apply<T, 1>(j, j.out(0), {g}, s.cut.line);
+    return apply<T, 2>(j, j.out(0), {in[0], g}, s.cut.line);
+}
+
+struct masked_of {
+    template <class C> __device__ C operator()(C g, C y) const { return y <= C(0) ? C(0) : g; }
+};
+
+/* The masked g is the residual's gradient; where there is none, it lies where dx will be. */
+template <class T> tr_status batch_norm_relu_grad(const job &j)
+{
+    const tr_device_tensor &g = j.in(0), &x = j.in(1), &y = j.in(5);
+    const tr_device_tensor *to = j.has_out(3) ? &j.out(3) : j.has_out(0) ? &j.out(0) : nullptr;
+    if (lies_in_rows<T>(g) && lies_in_rows<T>(x) && lies_in_rows<T>(y) && (!to || lies_in_rows<T>(*to)))
+        return grad_of<T, 3>(j, {&x, &g, &y}, to);
+    scratch memory(j, to ? 0 : (size_t)numel(x) * sizeof(T));
+    TRY(memory.status());
+    tr_device_tensor masked = to ? *to : dense_view(memory.as<void>(), x.dtype, x.shape);
+    const tr_device_tensor in[] = {g, y};
+    TRY(map_into<2>(j, masked, in, masked_of()));
+    return grad_of<T, 2>(j, {&x, &masked}, nullptr);
 }
 
 } // namespace
 
-tr_status cuda_batch_norm(const job &j)
+static tr_status run_batch_norm(const job &j, bool relu)
 {
     if (numel(j.in(0)) > INDEX_LIMIT) return TR_DECLINED;
     if (j.in(0).shape.dim[1] == 0) return TR_OK;
-    return for_float(j.in(0).dtype, [&](auto t) { return batch_norm<typename decltype(t)::type>(j); });
+    return for_float(j.in(0).dtype, [&](auto t) { return batch_norm<typename decltype(t)::type>(j, relu); });
 }
+
+tr_status cuda_batch_norm(const job &j) { return run_batch_norm(j, false); }
+tr_status cuda_batch_norm_relu(const job &j) { return run_batch_norm(j, true); }
 
 tr_status cuda_batch_norm_move(const job &j)
 {
@@ -532,9 +576,15 @@ tr_status cuda_batch_norm_move(const job &j)
     });
 }
 
-tr_status cuda_batch_norm_grad(const job &j)
+static tr_status run_batch_norm_grad(const job &j, bool relu)
 {
     if (numel(j.in(1)) > INDEX_LIMIT) return TR_DECLINED;
     if (j.in(1).shape.dim[1] == 0) return TR_OK;
-    return for_float(j.in(1).dtype, [&](auto t) { return batch_norm_grad<typename decltype(t)::type>(j); });
+    return for_float(j.in(1).dtype, [&](auto t) {
+        using T = typename decltype(t)::type;
+        return relu ? batch_norm_relu_grad<T>(j) : grad_of<T, 2>(j, {&j.in(1), &j.in(0)}, nullptr);
+    });
 }
+
+tr_status cuda_batch_norm_grad(const job &j) { return run_batch_norm_grad(j, false); }
+tr_status cuda_batch_norm_relu_grad(const job &j) { return run_batch_norm_grad(j, true); }

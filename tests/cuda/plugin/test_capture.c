@@ -399,7 +399,7 @@ static tr_status network_step(tr_tensor *const *inputs, int n, tr_tensor **loss,
 /* Batch norm's statistics go on, too, and what is recomputed has the numbers that its forward drew. */
 static tr_module *convolutional(void)
 {
-    return tr_sequential(tr_conv2d(1, 4, 3, .seed = 5), tr_batch_norm2d(4), tr_relu_layer(), tr_flatten_layer(),
+    return tr_sequential(tr_conv2d(1, 4, 3, .seed = 5), tr_batch_norm2d(4, .relu = true), tr_flatten_layer(),
         tr_dropout_layer(0.2), tr_linear(4 * 6 * 6, 5, .seed = 6));
 }
 

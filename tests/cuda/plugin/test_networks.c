@@ -167,6 +167,36 @@ static void words_of_any_number_have_the_gradients_of_the_cpu(void **state)
     }
 }
 
+/* On the CPU: y, the gradients of x, the residual, weight and bias, and the running statistics. */
+enum { NORMED = 7 };
+static void norm_with_residual(tr_device at, tr_tensor *made[NORMED])
+{
+    tr_tensor *in[4];
+    for (int i = 0; i < 4; i++) {
+        tr_tensor *x = tr_randn((uint64_t)i, i < 2 ? TR_SHAPE(3, 5, 6, 8) : TR_SHAPE(8));
+        in[i] = tr_require_grad(tr_to(i < 2 ? tr_permute(x, (int[]){0, 3, 1, 2}, 4) : x, at));
+    }
+    tr_tensor *mean = tr_zeros(TR_SHAPE(8), .device = at), *var = tr_ones(TR_SHAPE(8), .device = at);
+    tr_tensor *y = tr_batch_norm_op(in[0], .residual = in[1], .weight = in[2], .bias = in[3], .running_mean = mean,
+        .running_var = var, .training = true, .relu = true);
+    OK(tr_backward(y, .gradient = tr_to(tr_permute(tr_randn(4, TR_SHAPE(3, 5, 6, 8)), (int[]){0, 3, 1, 2}, 4), at)));
+    for (int i = 0; i < NORMED; i++)
+        made[i] = tr_to(i == 0 ? y : i < 5 ? tr_grad(in[i - 1]) : i == 5 ? mean : var, tr_cpu(0));
+}
+
+static void a_norm_with_a_residual_has_the_numbers_of_the_cpu(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *expected[NORMED], *got[NORMED];
+    norm_with_residual(tr_cpu(0), expected);
+    norm_with_residual(device("cuda:0"), got);
+    for (int i = 0; i < NORMED; i++) {
+        double far = tr_item(tr_max(tr_abs(tr_sub(got[i], expected[i]))));
+        if (!(far <= 1e-5 * tr_item(tr_max(tr_abs(expected[i]))))) fail_msg("number %d is off by %g", i, far);
+    }
+}
+
 /* An epoch, a checkpoint, and an epoch of what was loaded from it on `second`. */
 static void train_resumed(tr_device first, tr_device second, double *losses)
 {
@@ -220,6 +250,7 @@ int main(void)
         cmocka_unit_test(a_gpt_with_dropout_has_the_losses_of_the_cpu),
         cmocka_unit_test(gradients_of_replicas_are_rounded_once),
         cmocka_unit_test(words_of_any_number_have_the_gradients_of_the_cpu),
+        cmocka_unit_test(a_norm_with_a_residual_has_the_numbers_of_the_cpu),
         cmocka_unit_test(a_checkpoint_moves_between_devices),
         cmocka_unit_test(tensors_of_two_devices_do_not_mix),
     };
