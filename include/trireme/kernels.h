@@ -16,7 +16,7 @@
  *   batch_norm_move  mean: [c], var: [c] ->         the running statistics, in place, of any floats: each is
  *                  running mean, running var: [c], (1 - momentum) running + momentum batch, the batch's variance times
  *                  batches?: [] i64               `unbiased`; batches <- batches + 1 (tr_batch_norm_move_attrs). A device
- *                                                   without it is asked for affine, add and copies instead
+ *                                                   that lacks or declines it is asked for affine, add and copies
  *   RULE_step      g: [n], direction?: [n] ->       one step of an optimizer over a run of neighbours in an arena: p and the
  *                  p: [n], states?: three of [n]    states are read and written in place (tr_step_attrs). g and p are of one
  *                                                   dtype, f32, f64 or bf16; direction and states f32 (f64 for f64), or
@@ -25,7 +25,8 @@
  *                  states?: three of [n],           are overwritten; lamb's and muon's states are updated here, and muon's
  *                  direction?: [n]                  direction is written (src/optim/lars.c, lamb.c, muon.c)
  *
- * Mixed dtypes: under autocast `add` gets f32 and 16-bit floats together, and its output is f32.
+ * Mixed dtypes: under autocast `add` gets f32 and 16-bit floats together, and its output is f32. What it declines is converted
+ * by copy first.
  *
  * In place: `affine`, `add`, `clamp` and the other elementwise ops may get an output that is exactly one of their
  * inputs.

@@ -264,11 +264,11 @@ tr_status tr__batch_norm_count(tr_tensor *batches)
     return tr_copy_into(batches, tr_add(batches, tr_ones(TR_SCALAR, .dtype = TR_I64, .device = tr_device_of(batches))));
 }
 
-/* Can one kernel write all of them, of which the last may be NULL? */
-static bool moves_at_once(tr_tensor *const moved[3], const tr_tensor *batch)
+/* May one kernel write all of them, of which the last may be NULL? */
+static bool may_move_at_once(tr_tensor *const moved[3], const tr_tensor *batch)
 {
     tr_device device = tr__device_of(batch);
-    if (device.kind == TR_CPU || !tr__has_kernel(device, "batch_norm_move")) return false;
+    if (device.kind == TR_CPU) return false;
     for (int i = 0; i < 3; i++)
         if (moved[i] && !(tr_device_equal(tr__device_of(moved[i]), device) && tr_is_contiguous(moved[i]))) return false;
     return true;
@@ -281,13 +281,13 @@ tr_status tr__batch_norm_move(const tr_batch_norm_op_options *o, tr_tensor *mean
     tr_tensor *moved[] = {o->running_mean, o->running_var, batches};
     double momentum = TR__OR(o, momentum, 0.1), unbiased = numbers / (numbers - 1);
     bool moves = o->running_mean && numbers != 0;
-    if (moves && moves_at_once(moved, mean)) {
+    if (moves && may_move_at_once(moved, mean)) {
         const tr_batch_norm_move_attrs attrs = {.momentum = momentum, .unbiased = unbiased};
-        TR__TRY(tr__run_kernel("batch_norm_move", tr__device_of(mean), &attrs, sizeof attrs, (const tr_tensor *const[]){mean, var},
-            2, (const tr_tensor *const *)moved, 3));
-        for (int i = 0; i < 3; i++)
+        tr_status status = tr__try_kernel("batch_norm_move", tr__device_of(mean), &attrs, sizeof attrs,
+            (const tr_tensor *const[]){mean, var}, 2, (const tr_tensor *const *)moved, 3);
+        for (int i = 0; i < 3 && status == TR_OK; i++)
             if (moved[i]) tr__touch(moved[i]);
-        return TR_OK;
+        if (status != TR_DECLINED) return status;
     }
     if (moves) {
         TR__TRY(move_towards(o->running_mean, mean, 1, momentum));

@@ -88,6 +88,28 @@ static tr_status run_forward(tr_op_call *call)
     return call->op->forward(call);
 }
 
+static tr_status run_on(const tr_op_call *call, tr_device device, tr_tensor *const *inputs)
+{
+    return tr__run_kernel(call->op->name, device, call->attrs, call->op->attrs_size, (const tr_tensor *const *)inputs,
+        call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
+}
+
+/* Kernels that take several dtypes at once save a conversion; a device need not have any. */
+static tr_status run_mixed(const tr_op_call *call, tr_device device)
+{
+    tr_tensor *inputs[TR_OP_MAX_INPUTS], *const y = call->outputs[0];
+    tr_status status = tr__try_kernel(call->op->name, device, call->attrs, call->op->attrs_size,
+        (const tr_tensor *const *)call->inputs, call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
+    if (status != TR_DECLINED) return status;
+    TR_SCOPE;
+    for (int i = 0; i < call->n_inputs; i++) {
+        tr_tensor *x = call->inputs[i];
+        inputs[i] = x->dtype == y->dtype ? x : tr__staged(x, y->dtype, NULL, true);
+        TR__TRY(tr_status_of(inputs[i]));
+    }
+    return run_on(call, device, inputs);
+}
+
 static tr_status run_first_kernel(tr_op_call *call)
 {
     const tr_op *op = call->op;
@@ -100,8 +122,7 @@ static tr_status run_first_kernel(tr_op_call *call)
     if (op->flags & TR__OP_ANYWHERE && !tr__has_kernel(device, op->name)) return run_forward(call);
     tr__capture *capture = tr__capture_now();
     if (capture && call->attrs && op->flags & TR__OP_RANDOM) capture->source = ((const tr_dropout_attrs *)call->attrs)->source;
-    return tr__run_kernel(op->name, device, call->attrs, op->attrs_size, (const tr_tensor *const *)call->inputs,
-        call->n_inputs, (const tr_tensor *const *)call->outputs, call->n_outputs);
+    return op->flags & TR__OP_MIXED ? run_mixed(call, device) : run_on(call, device, call->inputs);
 }
 
 static tr_status run_profiled(tr_op_call *call)

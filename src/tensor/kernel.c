@@ -59,7 +59,7 @@ static tr_status fail_unsupported(const char *op, tr_device device, const tr_ten
     return tr__fail(TR_UNSUPPORTED, "%s: no kernel for %s takes %s", op, name, given);
 }
 
-tr_status tr__run_kernel(const char *op, tr_device device, const void *attrs, size_t attrs_size,
+tr_status tr__try_kernel(const char *op, tr_device device, const void *attrs, size_t attrs_size,
     const tr_tensor *const *inputs, int n_inputs, const tr_tensor *const *outputs, int n_outputs)
 {
     tr_device_tensor in[MOST], out[MOST];
@@ -83,9 +83,16 @@ tr_status tr__run_kernel(const char *op, tr_device device, const void *attrs, si
                 "for another version of the op", op, tr_device_name(device, name), kernel->entry.attrs_size, attrs_size);
         status = kernel->entry.run(&call);
     }
-    if (status == TR_DECLINED) return fail_unsupported(op, device, inputs, n_inputs, outputs, n_outputs);
+    if (status == TR_DECLINED) return status;
     if (status == TR_OK && capture) return tr__capture_kernel(capture, op, number, attrs, attrs_size);
     if (status == TR_OK && tr__waits_for_kernels()) status = tr__plugin(device.kind)->stream_synchronize(device.index, NULL);
     if (status == TR_OK) return TR_OK;
     return tr__fail_context(tr__fail_unsaid(status, failures), "%s on %s", op, tr_device_name(device, name));
+}
+
+tr_status tr__run_kernel(const char *op, tr_device device, const void *attrs, size_t attrs_size,
+    const tr_tensor *const *inputs, int n_inputs, const tr_tensor *const *outputs, int n_outputs)
+{
+    tr_status status = tr__try_kernel(op, device, attrs, attrs_size, inputs, n_inputs, outputs, n_outputs);
+    return status == TR_DECLINED ? fail_unsupported(op, device, inputs, n_inputs, outputs, n_outputs) : status;
 }

@@ -14,5 +14,8 @@ bool tr__has_kernel(tr_device device, const char *op);
  * the op, the device and what it was given, when there is no kernel that takes them. attrs: attrs_size bytes. */
 tr_status tr__run_kernel(const char *op, tr_device device, const void *attrs, size_t attrs_size,
     const tr_tensor *const *inputs, int n_inputs, const tr_tensor *const *outputs, int n_outputs);
+/* The same; TR_DECLINED, which is no failure, when there is no kernel that takes them. */
+tr_status tr__try_kernel(const char *op, tr_device device, const void *attrs, size_t attrs_size,
+    const tr_tensor *const *inputs, int n_inputs, const tr_tensor *const *outputs, int n_outputs);
 
 #endif

@@ -23,11 +23,20 @@ static inline int64_t numel(tr_shape s)
     return n;
 }
 
+static inline double from_bf16(uint16_t half)
+{
+    float x;
+    uint32_t bits = (uint32_t)half << 16;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 static inline double load(tensor *t, int64_t at)
 {
     switch (t->dtype) {
     case TR_F32: return ((const float *)t->data)[at];
     case TR_F64: return ((const double *)t->data)[at];
+    case TR_BF16: return from_bf16(((const uint16_t *)t->data)[at]);
     case TR_I64: return (double)((const int64_t *)t->data)[at];
     case TR_I32: return ((const int32_t *)t->data)[at];
     default: return ((const unsigned char *)t->data)[at];
@@ -248,7 +257,8 @@ static inline bool takes(const tr_kernel_call *c)
 {
     for (int i = 0; i < c->n_inputs + c->n_outputs; i++) {
         tensor *t = i < c->n_inputs ? &c->inputs[i] : &c->outputs[i - c->n_inputs];
-        if (t->data && (t->dtype == TR_F16 || t->dtype == TR_BF16)) return false;
+        bool converts = strcmp(c->op, "copy") == 0 && t == c->inputs;
+        if (t->data && (t->dtype == TR_F16 || (t->dtype == TR_BF16 && !converts))) return false;
     }
     if (strcmp(c->op, "matmul") == 0) return c->inputs[0].shape.ndim == 2 && c->inputs[1].shape.ndim == 2;
     if (strcmp(c->op, "linear_grad_input") == 0 && ATTRS(tr_linear_attrs)->accumulate && ATTRS(tr_linear_attrs)->activation) return false;

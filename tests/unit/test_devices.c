@@ -1,6 +1,7 @@
 /* Devices that plug-ins bring, by the toy (tests/device/toy.c), which is asynchronous and whose memory the host cannot touch. */
 #include "device/device.h"
 #include "op_cases.h"
+#include "ops/batch_norm.h"
 
 #include <trireme/trireme.h>
 
@@ -325,6 +326,12 @@ static tr_status decline(const tr_kernel_call *call)
     return TR_DECLINED;
 }
 
+static tr_status decline_all(const tr_kernel_call *call)
+{
+    (void)call;
+    return TR_DECLINED;
+}
+
 static tr_status fail_at_once(const tr_kernel_call *call)
 {
     (void)call;
@@ -357,6 +364,27 @@ static void a_program_registers_kernels_for_its_own_op(void **state)
     FAILS(TR_DEVICE, tr_status_of(tr_apply(&twice, &(int){4}, &x, 1, NULL)), "takes attributes of 99 bytes, and the op's have 4");
     FAILS(TR_INVALID, tr_kernel_register("cpu", &(tr_kernel_entry){"twice", 4, decline}), "is its `forward`");
     FAILS(TR_INVALID, tr_kernel_register("Toy", &(tr_kernel_entry){"twice", 4, decline}), "\"Toy\" is no kind of device");
+}
+
+static void what_kernels_decline_is_done_in_several_steps(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_randn(1, TR_SHAPE(2, 3)), *low = tr_cast(tr_randn(2, TR_SHAPE(3)), TR_BF16);
+    tr_tensor *there = tr_to(x, toy(0)), *low_there = tr_to(low, toy(0));
+    {
+        TR_AUTOCAST(TR_BF16); /* which adds f32 and bf16 as they are */
+        assert_close(tr_add(there, low_there), tr_add(x, low), 1e-6);
+    }
+    OK(tr_kernel_register("toy", &(tr_kernel_entry){"batch_norm_move", sizeof(tr_batch_norm_move_attrs), decline_all}));
+    tr_tensor *mean = tr_randn(3, TR_SHAPE(4)), *var = tr_rand(4, TR_SHAPE(4)), *batches = tr_full(6, TR_SCALAR, .dtype = TR_I64,
+        .device = toy(0));
+    const tr_batch_norm_op_options options = {.size = sizeof options, .running_mean = tr_zeros(TR_SHAPE(4), .device = toy(0)),
+        .running_var = tr_ones(TR_SHAPE(4), .device = toy(0)), .momentum = 0.25};
+    OK(tr__batch_norm_move(&options, tr_to(mean, toy(0)), tr_to(var, toy(0)), 5, batches));
+    assert_close(options.running_mean, tr_affine(mean, 0.25, 0), 1e-6);
+    assert_close(options.running_var, tr_affine(var, 0.25 * 5 / 4, 0.75), 1e-6);
+    assert_true(tr_item(batches) == 7);
 }
 
 static void an_optimizer_without_a_kernel_says_so(void **state)
@@ -428,6 +456,7 @@ int main(void)
         cmocka_unit_test(a_missing_kernel_is_an_error_that_names_op_and_device),
         cmocka_unit_test(a_kernel_that_fails_is_reported_by_the_next_wait),
         cmocka_unit_test(a_program_registers_kernels_for_its_own_op),
+        cmocka_unit_test(what_kernels_decline_is_done_in_several_steps),
         cmocka_unit_test(an_optimizer_without_a_kernel_says_so),
         cmocka_unit_test(a_device_without_graphs_runs_captured_steps_op_by_op),
         cmocka_unit_test(gradients_are_checked_where_the_inputs_are),
