@@ -31,7 +31,9 @@ typedef struct tr__nccl_channel {
     tr__cuda_stream handle;
     tr_device_event *event;
     bool taken;                 /* NCCL has taken the message's part, and the event marks its end */
-    int64_t look;               /* when to look again whether the sender has made the channel */
+    int64_t look;               /* when to ask the store again */
+    ncclUniqueId id;            /* of the communicator, */
+    bool drawn;                 /* which this rank has drawn */
     tr__nccl_transfer *current; /* whose data are under way */
     tr__signature head;         /* in the host's memory, and */
     tr__nccl_buffer head_copy, data;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_NS = 1000000, KEY = TR__RENDEZVOUS_KEY };
+enum { LOOK_NS = 1000000, KEY = TR__RENDEZVOUS_KEY, SEND_MS = 1000 };
 
 /* ---- Which transfers a channel has ------------------------------------------------------------------------------- */
 
@@ -43,37 +43,40 @@ static char *key_of(const tr__nccl_group *g, const tr__nccl_channel *channel, ch
     return tr__rendezvous_key(&g->base.meeting, from, channel->sends ? channel->peer : rank, key);
 }
 
-static tr_status send_id(const tr__nccl_group *g, const tr__nccl_channel *channel, ncclUniqueId *id)
+/* TR_TIMEOUT: the store has not answered, which may have the id nevertheless; the same one is sent again. The group's lock is
+ * held. */
+static tr_status send_id(const tr__nccl_group *g, tr__nccl_channel *channel)
 {
     char key[KEY];
-    TR__NCCL_TRY(g->l, NULL, ncclGetUniqueId, id);
-    return tr_store_set(g->base.member.store, key_of(g, channel, key), id, sizeof *id);
+    tr__change id = {.kind = TR__CHANGE_SET, .value = &channel->id, .bytes = sizeof channel->id};
+    if (!channel->drawn) TR__NCCL_TRY(g->l, NULL, ncclGetUniqueId, &channel->id);
+    channel->drawn = true;
+    return tr__store_change(g->base.member.store, key_of(g, channel, key), &id, SEND_MS, NULL, NULL);
 }
 
 /* TR_TIMEOUT: it is not there yet. */
-static tr_status receive_id(const tr__nccl_group *g, const tr__nccl_channel *channel, ncclUniqueId *id)
+static tr_status receive_id(const tr__nccl_group *g, tr__nccl_channel *channel)
 {
     char key[KEY];
     void *value = NULL;
     size_t bytes;
     TR__TRY(tr__store_get(g->base.member.store, key_of(g, channel, key), 0, &value, &bytes));
-    if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
+    bool fits = bytes == sizeof channel->id;
+    if (fits) memcpy(&channel->id, value, sizeof channel->id);
     free(value);
-    return bytes == sizeof *id ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes,
-        sizeof *id);
+    return fits ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes, sizeof channel->id);
 }
 
 static tr_status make_channel(const tr__nccl_group *g, tr__nccl_channel *channel)
 {
-    ncclUniqueId id;
     if (tr__now_ns() < channel->look) return TR_OK;
     channel->look = tr__now_ns() + LOOK_NS;
-    tr_status status = channel->sends ? send_id(g, channel, &id) : receive_id(g, channel, &id);
-    if (status == TR_TIMEOUT && !channel->sends) return TR_OK;
+    tr_status status = channel->sends ? send_id(g, channel) : receive_id(g, channel);
+    if (status == TR_TIMEOUT) return TR_OK;
     TR__TRY(status);
     TR__TRY(tr__nccl_stream_new(g, &channel->stream, &channel->handle));
     TR__TRY(g->table->event_new(g->device.index, &channel->event));
-    TR__TRY(tr__nccl_comm_new(g, &id, channel->sends ? 0 : 1, 2, &channel->comm));
+    TR__TRY(tr__nccl_comm_new(g, &channel->id, channel->sends ? 0 : 1, 2, &channel->comm));
     channel->stage = TR__NCCL_MAKING;
     return TR_OK;
 }

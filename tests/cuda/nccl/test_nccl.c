@@ -7,6 +7,7 @@
 #include "comm/collective.h"
 #include "device/device.h"
 #include "files.h"
+#include "net/store/store.h"
 
 #include <trireme/trireme.h>
 
@@ -52,11 +53,14 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
+static const tr__store_ops *store_ops; /* of the ranks' store; NULL: its own */
+
 static void run_ranks(rank *ranks, int count, tr_status (*body)(rank *), int timeout_ms)
 {
     TR_SCOPE;
     pthread_t threads[RANKS];
     tr_store *store = tr_store_memory();
+    if (store_ops) store->ops = store_ops;
     for (int i = 0; i < count; i++) {
         ranks[i] = (rank){.number = i, .ranks = count, .store = store, .body = body, .timeout_ms = timeout_ms};
         assert_int_equal(pthread_create(&threads[i], NULL, run_rank, &ranks[i]), 0);
@@ -282,6 +286,42 @@ static tr_status groups(rank *r)
     TRY(tr_leave(alone));
     r->wrong = r->wrong || wrong[0] || wrong[1] || wrong[2];
     return tr_leave(world);
+}
+
+/* A store that has the id of a channel before it answers, some times too late. */
+static const tr__store_ops *real_ops;
+static atomic_int late, longest_ms;
+
+static tr_status change_late(tr_store *store, const char *key, tr__change *c, int timeout_ms, void **value, size_t *bytes)
+{
+    TRY(real_ops->change(store, key, c, timeout_ms, value, bytes));
+    if (!strstr(key, "nccl-from-")) return TR_OK;
+    if (timeout_ms > longest_ms) longest_ms = timeout_ms;
+    return late++ < 5 ? tr_fail(TR_TIMEOUT, "the store has not answered") : TR_OK;
+}
+
+static tr_status only_exchange(rank *r)
+{
+    tr_group *group = join(r, "nccl");
+    TRY(tr_status_of(group));
+    TRY(exchange(group, r->number));
+    return tr_leave(group);
+}
+
+static void a_channel_is_made_with_a_store_that_is_late(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    rank ranks[RANKS];
+    real_ops = tr_store_memory()->ops;
+    tr__store_ops ops = *real_ops;
+    ops.change = change_late;
+    store_ops = &ops;
+    run_ranks(ranks, 2, only_exchange, 60000);
+    store_ops = NULL;
+    must_pass(ranks, 2);
+    assert_int_equal(late, 7);            /* for two channels */
+    assert_in_range(longest_ms, 1, 2000); /* the group's lock is held meanwhile */
 }
 
 static __typeof__(ncclCommSplit) *real_split;
@@ -637,6 +677,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_give_what_the_native_backend_gives),
         cmocka_unit_test(messages_and_groups_stay_on_the_ranks_gpus),
+        cmocka_unit_test(a_channel_is_made_with_a_store_that_is_late),
         cmocka_unit_test(a_removed_wait_for_an_event_gives_wrong_numbers),
         cmocka_unit_test(each_call_that_fails_is_told),
         cmocka_unit_test(a_part_of_a_group_that_fails_is_ended),
