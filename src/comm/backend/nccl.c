@@ -240,7 +240,7 @@ static tr_status run_staged(tr__nccl_group *g, const tr_collective *c, ncclRedOp
     return tr__nccl_unstage(g, g->stream, c->device, c->out, out);
 }
 
-static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
+static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c, tr__nccl_buffer *in, tr__nccl_buffer *out)
 {
     ncclRedOp_t op = ncclSum;
     if (tr__kind_of(c->kind)->reduces && !op_of(c, &op))
@@ -251,13 +251,10 @@ static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
     uint8_t here = 1;
     tr_collective barrier = {.kind = TR_ALL_REDUCE, .in = &here, .out = &here, .count = 1, .dtype = TR_U8};
     if (c->kind == TR_BARRIER) c = &barrier;
-    tr__nccl_buffer in = {0}, out = {0};
     tr_device_event *ready;
     tr_status status = tr__nccl_ready(g, c, &ready);
     if (status == TR_OK && ready) status = g->table->stream_wait(g->device.index, g->stream, ready);
-    if (status == TR_OK) status = run_staged(g, c, op, &in, &out);
-    tr__nccl_drop_copy(g, g->stream, &in);
-    tr__nccl_drop_copy(g, g->stream, &out);
+    if (status == TR_OK) status = run_staged(g, c, op, in, out);
     if (ready) g->table->event_free(c->device.index, ready);
     return status;
 }
@@ -265,11 +262,15 @@ static tr_status start_and_wait(tr__nccl_group *g, const tr_collective *c)
 static tr_status run(tr__polled *p, const tr_collective *c)
 {
     tr__nccl_group *g = (tr__nccl_group *)p;
-    tr_status status = start_and_wait(g, c);
-    if (status == TR_OK || status == TR_UNSUPPORTED) return status;
-    tr__nccl_tell(g, status);
-    g->l->ncclCommAbort(g->comm); /* ends the kernels that wait on the GPU */
-    g->comm = NULL;
+    tr__nccl_buffer in = {0}, out = {0};
+    tr_status status = start_and_wait(g, c, &in, &out);
+    if (status != TR_OK && status != TR_UNSUPPORTED) {
+        tr__nccl_tell(g, status);
+        g->l->ncclCommAbort(g->comm); /* ends the kernels that wait on the GPU, which use the copies, too */
+        g->comm = NULL;
+    }
+    tr__nccl_drop_copy(g, g->stream, &in);
+    tr__nccl_drop_copy(g, g->stream, &out);
     return status;
 }
 

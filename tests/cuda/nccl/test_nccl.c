@@ -580,6 +580,44 @@ static void a_rank_that_does_not_come_is_named(void **state)
         fail_msg("%s", ranks[0].message);
 }
 
+static void name_self(char self[512])
+{
+    ssize_t length = readlink("/proc/self/exe", self, 511);
+    assert_true(length > 0);
+    self[length] = 0;
+}
+
+/* Rank 1 does not come to a sum in the host's memory. */
+static tr_status sum_staged_in_vain(rank *r)
+{
+    char in[BYTES] = {0}, out[BYTES] = {0};
+    tr_status status = TR_TIMEOUT;
+    tr_group *group = join(r, "nccl");
+    TRY(tr_status_of(group));
+    if (r->number == 0)
+        status = run_at(group, tr_cpu(0), TR_COLLECTIVE(TR_ALL_REDUCE, .count = BLOCK, .dtype = TR_F32), in, out);
+    (void)!tr_leave(group);
+    return status == TR_TIMEOUT ? TR_OK : tr_fail(TR_INTERNAL, "status %d", (int)status);
+}
+
+/* In a process that keeps no memory, so that giving back waits for what still writes there. */
+static void copies_are_given_back_when_nothing_uses_them(void **state)
+{
+    (void)state;
+    char self[512];
+    int ended;
+    name_self(self);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("TRIREME_CUDA_CACHE", "0", 1);
+        alarm(60);
+        execl(self, self, "staged", (char *)NULL);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+}
+
 /* ---- A process that dies ----------------------------------------------------------------------------------------- */
 
 /* Rank 1: is killed after a collective. */
@@ -590,13 +628,6 @@ static tr_status die(rank *r)
     TRY(sum_on(group, r->number, &r->wrong));
     raise(SIGKILL);
     return TR_OK;
-}
-
-static void name_self(char self[512])
-{
-    ssize_t length = readlink("/proc/self/exe", self, 511);
-    assert_true(length > 0);
-    self[length] = 0;
 }
 
 static void a_process_that_dies_is_told(void **state)
@@ -670,6 +701,11 @@ int main(int argc, char **argv)
         printf("%s\n", ranks[1].message);
         return 0;
     }
+    if (argc == 2 && strcmp(argv[1], "staged") == 0) {
+        rank ranks[RANKS];
+        run_ranks(ranks, 2, sum_staged_in_vain, 2000);
+        return ranks[0].status != TR_OK || ranks[1].status != TR_OK;
+    }
     if (argc == 3 && strcmp(argv[1], "die") == 0) {
         rank r = {.number = 1, .ranks = 2, .timeout_ms = 60000, .store = tr_store_file(argv[2])};
         return die(&r) != TR_OK;
@@ -683,6 +719,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_part_of_a_group_that_fails_is_ended),
         cmocka_unit_test(calls_that_differ_are_named),
         cmocka_unit_test(a_rank_that_does_not_come_is_named),
+        cmocka_unit_test(copies_are_given_back_when_nothing_uses_them),
         cmocka_unit_test(a_process_that_dies_is_told),
         cmocka_unit_test(errors_say_why_and_what_to_do),
     };
