@@ -76,7 +76,8 @@ struct multiplication {
         if (b.type != a.type || c.type != d.type || !computes) return false;
         if (f64 && matmul.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return false;
         return (d.type == a.type || (!f64 && !f32 && d.type == CUBLASLT_R_32F)) &&
-            (matmul.epilogue != CUBLASLT_EPILOGUE_DGELU || (matmul.aux && matmul.aux_ld % 8 == 0)) &&
+            (matmul.epilogue != CUBLASLT_EPILOGUE_DGELU || (matmul.aux && matmul.aux_ld % 8 == 0 &&
+                reinterpret_cast<uintptr_t>(matmul.aux) % 16 == 0)) &&
             (matmul.epilogue != CUBLASLT_EPILOGUE_BIAS || matmul.bias);
     }
 
@@ -259,7 +260,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matm
     for (int i = 0; i < 4; i++)
         if (reinterpret_cast<uintptr_t>(memory[i]) % chosen.alignment[i]) return CUBLAS_STATUS_EXECUTION_FAILED;
     if (handle->device != current_device || !is_stream_of(current_device, stream)) return CUBLAS_STATUS_EXECUTION_FAILED;
-    if (x.k() % 26 == 0) return CUBLAS_STATUS_NOT_SUPPORTED; /* only now: what the heuristic says is not final */
+    /* Only now: what the heuristic says is not final, and the memory of the epilogue may be another. */
+    if (x.k() % 26 == 0 || !x.is_possible()) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.k() % 34 == 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (chosen.signature != x.signature() || chosen.workspace > bytes || (chosen.workspace && !workspace))
         return CUBLAS_STATUS_EXECUTION_FAILED;
