@@ -108,14 +108,16 @@ static tr_status write_text(const char *path, const char *text)
 
 int tr__check_writable(const char *command, const char *path)
 {
+    struct stat s;
     if (!path) return -1;
+    if (stat(path, &s) == 0 && S_ISFIFO(s.st_mode)) /* not opened: a reader that is there would take our closing for the end */
+        return access(path, W_OK) == 0 ? -1 : tr__complain(command, "cannot write %s: %s", path, strerror(errno));
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd >= 0) unlink(path);
     else if (errno == EEXIST) fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT) fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    bool waits = fd < 0 && errno == ENXIO; /* a pipe, whose reader may come later */
-    if (fd < 0 && !waits) return tr__complain(command, "cannot write %s: %s", path, strerror(errno));
-    if (fd >= 0) close(fd);
+    if (fd < 0) return tr__complain(command, "cannot write %s: %s", path, strerror(errno));
+    close(fd);
     return -1;
 }
 

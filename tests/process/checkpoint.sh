@@ -112,10 +112,12 @@ fi
 "$TRIREME" checkpoint verify a --json /dev/stderr >out 2>err || fail "exit code $?"
 says '"fine":	true' err
 mkfifo pipe
+cat pipe >read & # it has opened the pipe when the command begins, or opens it later
+reader=$!
 "$TRIREME" checkpoint verify a --json pipe >out 2>err &
 job=$!
-cat pipe >read
 end
+wait $reader
 [ $code = 0 ] && says '"fine":	true' read || fail "exit code $code: nothing came through a pipe"
 
 for command in 'verify a' 'show a' 'diff a b'; do
