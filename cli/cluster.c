@@ -48,6 +48,12 @@ static void print_finding(const tr_cluster_host *host, tr_status status, int cor
         printf("%-20s failed  %s\n", host->name, text);
 }
 
+static int check_hosts(const char *command, const settings *s)
+{
+    if (!s->hosts || !s->slots) return -1;
+    return TR__MISUSE(command, "--slots %d, but --hosts %s says how many ranks each host has: leave one of them out", s->slots, s->hosts);
+}
+
 static int check(int argc, char **argv)
 {
     settings s = {0};
@@ -56,6 +62,7 @@ static int check(int argc, char **argv)
         "Asks every host whether it can be reached without a password, has this version of Trireme, and PROGRAM.",
         options, .operands = {0, 1}};
     int status = tr__parse(&syntax, &argc, argv);
+    if (status < 0) status = check_hosts("cluster check", &s);
     if (status >= 0) return status;
     tr_cluster *cluster = open_cluster(&s);
     if (tr_status_of(cluster) != TR_OK) return tr__failed("cluster check");
@@ -106,7 +113,7 @@ static int run_detached(tr_cluster *cluster, const settings *s, const char *cons
     while (tr_cluster_status(cluster, s->job, &job) != TR_OK || job.pid != child) {
         char why[2048] = "";
         if (waitpid(child, NULL, WNOHANG) == child)
-            return tr__complain("cluster start", "%s", read(says[0], why, sizeof why - 1) > 0 ? why : "it ended at once");
+            return tr__complain("cluster start", "%s", read(says[0], why, sizeof why - 1) > 0 ? why : "the job ended before it began");
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     }
     printf("%s\n", s->job);
@@ -132,6 +139,7 @@ static int start(int argc, char **argv)
         "Runs PROGRAM on all hosts as one job, in this folder on each, and shows its output. The job ends when this command does.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     int status = tr__parse(&syntax, &argc, argv);
+    if (status < 0) status = check_hosts("cluster start", &s);
     if (status >= 0) return status;
     if (s.min_ranks && !s.max_restarts)
         return TR__MISUSE("cluster start", "--min-ranks %d, but without --max-restarts no ranks are started again", s.min_ranks);

@@ -50,8 +50,12 @@ wrong 'a slot=3\n' "hosts:1: 'slot=3' is not known"
 wrong '-oProxyCommand=x\n' "hosts:1: '-oProxyCommand=x' is no name of a host"
 wrong '# nobody\n' 'hosts names no host'
 wrong 'localhost\nb\n' 'the first host is localhost, and the others need an address of it'
-! cluster check --hosts hosts --slots 2 >out 2>err || fail "it took slots of a list of hosts"
-says err 'cluster: 2 slots, and a list of hosts, hosts, which says how many each of them has'
+for command in check start; do
+    code=0
+    cluster $command --hosts hosts --slots 2 sh >out 2>err || code=$?
+    [ $code = 2 ] || fail "$command took slots of a list of hosts: $code"
+    says err "cluster $command: --slots 2, but --hosts hosts says how many ranks each host has"
+done
 ! cluster check --hosts missing >out 2>err || fail "it took a missing file"
 says err 'cannot read missing, the list of hosts: No such file'
 
