@@ -131,7 +131,7 @@ int tr__check_f32(const tr__sizes *sizes)
 {
     for (int i = 0; i < sizes->count; i++)
         if (sizes->bytes[i] % (int64_t)sizeof(float))
-            return TR__MISUSE(TR__BENCH, "--bytes are of numbers of 4 bytes: %lld are no whole ones", (long long)sizes->bytes[i]);
+            return TR__MISUSE(TR__BENCH, "--bytes: sizes are multiples of 4 (f32), not %lld", (long long)sizes->bytes[i]);
     return -1;
 }
 

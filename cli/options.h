@@ -77,7 +77,7 @@ bool tr__option_set(const char *command, const tr__option *option, const char *n
 int tr__complain(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The library's latest failure as such a message. */
 int tr__failed(const char *command);
-/* TR__EXIT_OK when all that was printed has reached stdout, a full disk say; else such a message. */
+/* TR__EXIT_OK when all that was printed was written; else, as on a full disk, such a message. */
 int tr__printed(const char *command);
 /* Such a message about options that do not go together: TR__EXIT_USAGE. */
 #define TR__MISUSE(...) (tr__complain(__VA_ARGS__), TR__EXIT_USAGE)

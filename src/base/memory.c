@@ -179,7 +179,7 @@ void *tr_shared_alloc(size_t bytes)
         tr__fail_errno(TR_NO_MEMORY, errno, "cannot make a shared segment of %zu bytes", bytes);
         return NULL;
     }
-    int error = size < bytes ? ENOMEM : reserve(fd, size); /* rounded up, it may be no number */
+    int error = size < bytes ? ENOMEM : reserve(fd, size); /* rounding up overflowed */
     void *memory = MAP_FAILED;
     if (error == 0) {
         memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

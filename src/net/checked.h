@@ -54,9 +54,9 @@ typedef struct tr__checked_receiver {
 ssize_t tr__checked_send(tr__checked_sender *s, int socket, const struct iovec *parts, int count);
 
 /*
- * As recv() of some of what has come; EBADMSG: a record is damaged, and nothing behind it can be read. With `stays` the memory comes
- * again in the next call, behind what was counted in this one: then large records go there straight from the socket, and bytes that
- * do not count yet may lie there (`placed`).
+ * As recv() of some of what has come; EBADMSG: a record is damaged, and nothing behind it can be read. With `stays` the memory
+ * comes again in the next call, behind what was counted in this one: then large records go there straight from the socket, and
+ * bytes that do not count yet may lie there (`placed`).
  */
 ssize_t tr__checked_receive(tr__checked_receiver *r, int socket, char *memory, size_t room, bool stays);
 /* What a receive would give out next, where it lies: *bytes at *there, at least one. 1; or 0 and -1 as from recv(). Then that so

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum {
-    FEW_BLOCKS = 16, MANY_BLOCKS = 256, /* made at a time: first, then each time twice as many, up to */
+    FEW_BLOCKS = 16, MANY_BLOCKS = 256, /* made at a time: at first, and at most; each time twice as many */
     READ_MS = 1000, /* how long we wait for a peer to read */
     LOOK_NS = 100000,
 };

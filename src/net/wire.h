@@ -36,7 +36,8 @@ int tr__wire_shake_hands(tr__wire *w);
 /* As sendmsg(): how much was taken, or -1 and errno. Without parts it only sends what is pending. */
 ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count);
 /* As recvmsg(): how much there is, 0 at the end, or -1 and errno; EBADMSG: what came is damaged. stays: the last part's memory
- * comes again in the next call, behind what was counted, so that bytes which do not count yet may lie there; in.placed says how many. */
+ * comes again in the next call, behind what was counted, so that bytes which do not count yet may lie there; in.placed says how
+ * many. */
 ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count, bool stays);
 /* Something that was taken has not gone to the socket. */
 bool tr__wire_pending(const tr__wire *w);

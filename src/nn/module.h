@@ -67,7 +67,8 @@ typedef struct tr__lent_mode {
     tr__mode mode;
 } tr__lent_mode;
 const tr__lent_mode *tr__mode_lend(const tr__lent_mode *lent);
-/* What this thread runs begins so many samples behind its batch's first one, which dropouts take into account. Returns what it was. */
+/* This thread runs a micro-batch that begins so many samples behind its batch's first one: its dropouts count from there. Returns
+ * what it was. */
 uint64_t tr__samples_before(uint64_t samples);
 bool tr__caller_evaluates(void);
 bool tr__evaluates(const tr_module *module);

@@ -136,8 +136,8 @@ tr_optimizer *tr__optimizer_new(const tr__optimizer_rule *rule, const tr_tensor_
 /* 0 or more, and finite. */
 bool tr__is_amount(double x);
 
-/* Adds two sums over `count` elements, of which add() adds those of [begin, end). Blocks and their order are fixed, so that the sums
- * do not depend on how many threads there are. */
+/* Adds two sums over `count` elements, of which add() adds those of [begin, end). Blocks and their order are fixed, so that
+ * the sums do not depend on how many threads there are. */
 typedef void (*tr__sum_function)(const void *arg, int64_t begin, int64_t end, double sums[2]);
 tr_status tr__sum_blocks(tr__pool *pool, int64_t count, tr__sum_function add, const void *arg, double sums[2]);
 /* Two such sums over all elements of a run, by the rule's measure kernel. */

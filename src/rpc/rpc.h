@@ -31,8 +31,8 @@ typedef struct tr__rpc_hooks {
     /* One that `outgoing` gave this note was not sent after all; it has failed. */
     void (*unsent)(void *user, const tr__rpc_note *note);
     /* After one has arrived: on the thread that runs the function; of a reply, on any. A reply that says that the call has
-     * failed, or that its result stays, comes without values. A worker without hooks replies with the request's note and a
-     * zero byte behind it. */
+     * failed comes without values, one whose result stays there with a TR_VALUE_NONE. A worker without hooks replies with the
+     * request's note and a zero byte behind it. */
     tr_status (*incoming)(void *user, int from, bool is_reply, tr_value *values, int n, const tr__rpc_note *note);
     /* Around the function's run, incoming and outgoing included. */
     void (*enter)(void *user, const tr__rpc_note *note);

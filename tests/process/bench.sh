@@ -165,7 +165,7 @@ grep -qxE 'all-reduce 1024 [0-9]+' peer.asked || fail "the peer was asked: $(cat
 documented r.json 'bench all-reduce'
 for kind in all-reduce rpc; do
     ! "$TRIREME" bench $kind --bytes 4,6 >out 2>err || fail "$kind took a number and a half"
-    grep -q -e '--bytes are of numbers of 4 bytes: 6 are no whole ones' err || fail "$kind: no word about 6 bytes"
+    grep -q -e '--bytes: sizes are multiples of 4 (f32), not 6' err || fail "$kind: no word about 6 bytes"
 done
 # A launcher's ranks are as many as it says.
 launched() { # RANKS MESSAGE ARGUMENT…

@@ -732,9 +732,6 @@ static void shared_memory_is_found_by_its_address(void **state)
     assert_non_null(strstr(tr_error_message(), "shared"));
 }
 
-/* ---- Random numbers ---------------------------------------------------------------------------------------------------------- */
-
-/* Known answers of the paper's reference implementation (Random123, kat_vectors). */
 static void what_is_too_large_to_share_is_named(void **state)
 {
     (void)state;
@@ -742,6 +739,9 @@ static void what_is_too_large_to_share_is_named(void **state)
     assert_string_equal(tr_error_message(), "cannot get 18446744073709551615 bytes of shared memory: Cannot allocate memory");
 }
 
+/* ---- Random numbers ---------------------------------------------------------------------------------------------------------- */
+
+/* Known answers of the paper's reference implementation (Random123, kat_vectors). */
 static void philox_gives_the_known_answers(void **state)
 {
     (void)state;

@@ -140,7 +140,6 @@ static void the_host_cannot_read_a_device(void **state)
     assert_string_equal(text, "f32 [3] {1, 1, 1}");
 }
 
-/* Each copy reads what the last one before it wrote, whatever runs late. */
 /* DLPack has no number for the toy, whose memory is not the CPU's. */
 static void other_libraries_are_not_given_a_device_that_they_do_not_know(void **state)
 {
@@ -155,6 +154,7 @@ static void other_libraries_are_not_given_a_device_that_they_do_not_know(void **
     assert_true(!managed && !older);
 }
 
+/* Each copy reads what the last one before it wrote, whatever runs late. */
 static void copies_come_in_the_order_of_the_calls(void **state)
 {
     (void)state;

@@ -8,11 +8,9 @@
 #include "recorders.h"
 
 #include <cjson/cJSON.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -354,7 +352,10 @@ static bool explains_itself(char failure[2048])
 {
     char pid[24], *text;
     snprintf(pid, sizeof pid, "%d", (int)getpid());
-    if (tr_job_explain(pid, &text) != TR_OK) return false;
+    if (tr_job_explain(pid, &text) != TR_OK) {
+        snprintf(failure, 2048, "%s", tr_error_message());
+        return false;
+    }
     bool said = strstr(text, ") is what ranks 0 and 1 wait for: it has not entered all_reduce #2 (sum of f32[1] at ");
     snprintf(failure, 2048, "%s", said ? "" : text);
     free(text);

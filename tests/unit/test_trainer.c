@@ -223,8 +223,6 @@ static void the_history_is_the_checkpoints(void **state)
     }
 }
 
-/* Makes a checkpoint one from before there were manifests: files that do not say which save they are of. */
-/* A training that has nothing left to do clears away, too, what a kill left. */
 /* Each rank has a share of it, which is too large, too. */
 static void the_largest_batch_is_too_large(void **state)
 {
@@ -235,6 +233,7 @@ static void the_largest_batch_is_too_large(void **state)
         if (!strstr(ranks[i].message, "batch * context below 2^60: not 307445734561825860")) fail_msg("'%s'", ranks[i].message);
 }
 
+/* A training that has nothing left to do clears away, too, what a kill left. */
 static void leftovers_of_a_kill_go_with_the_next_run(void **state)
 {
     (void)state;
@@ -261,6 +260,7 @@ static void a_run_that_goes_on_from_elsewhere_is_saved(void **state)
     shell("test \"$(date -r %s/checkpoint-4 +%%Y)\" = 2001", to);
 }
 
+/* Makes a checkpoint one from before there were manifests: files that do not say which save they are of. */
 static void forget_manifest(int64_t step)
 {
     shell("cd %s/checkpoint-%d && rm manifest.json && LC_ALL=C sed -i 's/\"trireme.save\"/\"trireme.none\"/' *.safetensors", folder,

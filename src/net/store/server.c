@@ -72,8 +72,10 @@ static void on_connection(uv_stream_t *listener, int error)
     }
     if (s->new_count >= s->new_most) tr__client_give_way(s);
     tr__client *c = tr__client_accept(s);
-    if (c) keep_descriptors(s, c);
-    else uv_timer_start(&s->again, on_again, AGAIN_MS, 0); /* libuv offers no connection while one is not accepted */
+    if (c)
+        keep_descriptors(s, c);
+    else
+        uv_timer_start(&s->again, on_again, AGAIN_MS, 0); /* libuv offers no connection while one is not accepted */
 }
 
 static void on_again(uv_timer_t *timer)
