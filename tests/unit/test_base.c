@@ -1,21 +1,18 @@
-/* Objects, scopes, errors, the thread pool, the caching allocator, random numbers. */
+/* Objects, scopes, errors, the log, the caching allocator, random numbers. */
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/object.h"
 #include "base/rng.h"
-#include "base/thread_pool.h"
 #include "device/cpu/cache.h"
 #include "device/device.h"
 #include "sanitized.h"
 
 #include <trireme/trireme.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -398,201 +395,30 @@ static void names_are_known(void **state)
     assert_true(tr_dtype_is_float(TR_F16) && !tr_dtype_is_float(TR_I64));
 }
 
-/* ---- The pool ------------------------------------------------------------------------------------------------------------ */
-
-typedef struct marks {
-    tr__pool *pool;
-    unsigned char seen[10007];
-} marks;
-
-static void mark(void *arg, int64_t begin, int64_t end)
-{
-    marks *m = arg;
-    for (int64_t i = begin; i < end; i++) m->seen[i]++;
-}
-
-static void mark_nested(void *arg, int64_t begin, int64_t end)
-{
-    marks *m = arg;
-    for (int64_t i = begin; i < end; i++) {
-        marks inner = {.pool = m->pool};
-        tr__pool_for(m->pool, 100, 1, mark, &inner);
-        m->seen[i] += inner.seen[0] == 1 && inner.seen[99] == 1;
-    }
-}
-
-static void every_iteration_runs_once(void **state)
-{
-    (void)state;
-    for (int threads = 1; threads <= 4; threads++) {
-        tr__pool *pool = tr__pool_new(threads);
-        assert_non_null(pool);
-        assert_int_equal(tr__pool_threads(pool), threads);
-        for (int round = 0; round < 50; round++) {
-            int64_t n = round * 211 % 10007, grain = 1 + round * 37 % 500;
-            marks m = {.pool = pool};
-            tr__pool_for(pool, n, grain, mark, &m);
-            for (int64_t i = 0; i < 10007; i++) assert_int_equal(m.seen[i], i < n);
-        }
-        marks nested = {.pool = pool};
-        tr__pool_for(pool, 20, 1, mark_nested, &nested);
-        for (int i = 0; i < 20; i++) assert_int_equal(nested.seen[i], 1);
-        tr__pool_free(pool);
-    }
-}
-
-typedef struct sizes {
-    pthread_mutex_t lock;
-    int64_t count, least, most;
-} sizes;
-
-static void note_size(void *arg, int64_t begin, int64_t end)
-{
-    sizes *s = arg;
-    pthread_mutex_lock(&s->lock);
-    if (!s->count++ || end - begin < s->least) s->least = end - begin;
-    if (end - begin > s->most) s->most = end - begin;
-    pthread_mutex_unlock(&s->lock);
-}
-
-/* A last piece of what is left would have the other threads wait for one, or be done before them. */
-static void pieces_are_equal(void **state)
-{
-    (void)state;
-    for (int threads = 2; threads <= 4; threads++) {
-        tr__pool *pool = tr__pool_new(threads);
-        for (int round = 0; round < 200; round++) {
-            int64_t n = 1 + round * 211 % 5003, grain = 1 + round * 37 % 500;
-            sizes s = {.lock = PTHREAD_MUTEX_INITIALIZER};
-            tr__pool_for(pool, n, grain, note_size, &s);
-            assert_true(s.most - s.least <= 1 && (s.count == 1) == (n <= grain));
-            assert_true(2 * s.least >= grain || s.count == 1);
-            if (n >= grain * threads) assert_int_equal(s.count % threads, 0);
-        }
-        tr__pool_free(pool);
-    }
-}
-
-/* A forked child has none of the pool's threads: it computes alone, and does not wait for them, nor when it frees the pool. */
-static void a_forked_child_needs_no_workers(void **state)
-{
-    (void)state;
-    tr__pool *pool = tr__pool_new(3);
-    static marks m;
-    m.pool = pool;
-    tr__pool_for(pool, 5000, 10, mark, &m);
-    pid_t child = fork();
-    if (child == 0) {
-        alarm(20);
-        tr__pool_for(pool, 5000, 10, mark, &m);
-        bool all = true;
-        for (int i = 0; i < 5000; i++) all &= m.seen[i] == 2;
-        tr__pool_free(pool);
-        _exit(all ? 0 : 1);
-    }
-    int how;
-    assert_int_equal(waitpid(child, &how, 0), child);
-    assert_int_equal(how, 0);
-    tr__pool_for(pool, 5000, 10, mark, &m);
-    for (int i = 0; i < 5000; i++) assert_int_equal(m.seen[i], 2);
-    tr__pool_free(pool);
-}
-
-/* A launcher in this process waits for signals that its own thread blocks: no other thread may take them. */
-static void workers_take_no_signals(void **state)
-{
-    (void)state;
-    sigset_t none, old;
-    sigemptyset(&none);
-    pthread_sigmask(SIG_SETMASK, &none, &old);
-    tr__pool *pool = tr__pool_new(4);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    assert_non_null(pool);
-    static marks m;
-    m.pool = pool;
-    tr__pool_for(pool, 5000, 10, mark, &m); /* all have begun when it ends */
-    int threads = 0, blocking = 0;
-    DIR *folder = opendir("/proc/self/task");
-    assert_non_null(folder);
-    for (struct dirent *entry; (entry = readdir(folder));) {
-        char path[300], line[128];
-        unsigned long long blocked = 0;
-        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
-        FILE *status = atoi(entry->d_name) ? fopen(path, "re") : NULL;
-        while (status && fgets(line, sizeof line, status)) (void)sscanf(line, "SigBlk: %llx", &blocked);
-        if (status) fclose(status);
-        threads += status != NULL;
-        blocking += (blocked >> (SIGINT - 1) & 1) && (blocked >> (SIGUSR1 - 1) & 1);
-    }
-    closedir(folder);
-    tr__pool_free(pool);
-    assert_true(threads >= 4);
-    assert_true(blocking >= 3);
-}
-
-static atomic_bool enough;
-
-static void *take_memory(void *unused)
-{
-    while (!atomic_load(&enough)) {
-        void *block = tr__cpu_alloc(0, 64 << 10);
-        if (block) tr__cpu_free(0, block, 64 << 10);
-    }
-    return unused;
-}
-
-/* Other threads allocate when the process is forked: the child can, too. */
-static void a_forked_child_gets_memory(void **state)
+static void what_is_gone_says_so(void **state)
 {
     (void)state;
     if (SANITIZED) {
-        print_message("a sanitizer's own malloc() does not expect this: skipped\n");
+        print_message("the sanitizer sees the use of what is gone itself: skipped\n");
         skip();
     }
-    pthread_t threads[2];
-    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, take_memory, NULL), 0);
-    int failed = 0;
-    for (int i = 0; i < 300 && !failed; i++) {
-        pid_t child = fork();
-        if (child == 0) {
-            alarm(20);
-            _exit(tr__cpu_alloc(0, 64 << 10) ? 0 : 1);
-        }
-        if (child < 0 || waitpid(child, &failed, 0) != child) failed = -1;
+    tr_tensor *x;
+    {
+        TR_SCOPE;
+        x = tr_ones(TR_SHAPE(2, 3));
     }
-    atomic_store(&enough, true);
-    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
-    assert_int_equal(failed, 0);
-}
-
-static void *use_pool(void *arg)
-{
-    marks *m = arg;
-    for (int round = 0; round < 200; round++) {
-        memset(m->seen, 0, sizeof m->seen);
-        tr__pool_for(m->pool, 5000, 10, mark, m);
-        for (int i = 0; i < 5000; i++)
-            if (m->seen[i] != 1) return m;
-    }
-    return NULL;
-}
-
-static void a_pool_serves_several_threads(void **state)
-{
-    (void)state;
-    tr__pool *pool = tr__pool_new(3);
-    static marks m[3];
-    pthread_t threads[3];
-    for (int i = 0; i < 3; i++) {
-        m[i].pool = pool;
-        assert_int_equal(pthread_create(&threads[i], NULL, use_pool, &m[i]), 0);
-    }
-    for (int i = 0; i < 3; i++) {
-        void *wrong;
-        pthread_join(threads[i], &wrong);
-        assert_null(wrong);
-    }
-    tr__pool_free(pool);
+    assert_int_equal(tr_status_of(x), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "this object is gone: its scope has ended"));
+    assert_int_equal(tr_numel(x), 0);
+    tr_release(tr_keep(x)); /* references to it are not counted */
+    assert_true(isnan(tr_item(x)));
+    assert_non_null(strstr(tr_error_message(), "is gone"));
+    TR_SCOPE;
+    tr_tensor *passed = tr_add(x, x); /* its head may be reused for this */
+    assert_int_equal(tr_status_of(passed), TR_STATE);
+    assert_non_null(strstr(tr_error_message(), "is gone"));
+    assert_int_equal(tr__refs(tr_keep(passed)), 2); /* that one is not gone */
+    tr_release(passed);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------------------------------------- */
@@ -753,32 +579,6 @@ static void philox_gives_the_known_answers(void **state)
     assert_true(r.word[0] == 0xd16cfe09 && r.word[1] == 0x94fdcceb && r.word[2] == 0x5001e420 && r.word[3] == 0x24126ea1);
 }
 
-static void what_is_gone_says_so(void **state)
-{
-    (void)state;
-    if (SANITIZED) {
-        print_message("the sanitizer sees the use of what is gone itself: skipped\n");
-        skip();
-    }
-    tr_tensor *x;
-    {
-        TR_SCOPE;
-        x = tr_ones(TR_SHAPE(2, 3));
-    }
-    assert_int_equal(tr_status_of(x), TR_STATE);
-    assert_non_null(strstr(tr_error_message(), "this object is gone: its scope has ended"));
-    assert_int_equal(tr_numel(x), 0);
-    tr_release(tr_keep(x)); /* references to it are not counted */
-    assert_true(isnan(tr_item(x)));
-    assert_non_null(strstr(tr_error_message(), "is gone"));
-    TR_SCOPE;
-    tr_tensor *passed = tr_add(x, x); /* its head may be reused for this */
-    assert_int_equal(tr_status_of(passed), TR_STATE);
-    assert_non_null(strstr(tr_error_message(), "is gone"));
-    assert_int_equal(tr__refs(tr_keep(passed)), 2); /* that one is not gone */
-    tr_release(passed);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -797,12 +597,6 @@ int main(void)
         cmocka_unit_test(long_messages_of_the_log_are_whole),
         cmocka_unit_test(the_end_of_a_loop_is_no_failure),
         cmocka_unit_test(names_are_known),
-        cmocka_unit_test(every_iteration_runs_once),
-        cmocka_unit_test(pieces_are_equal),
-        cmocka_unit_test(a_forked_child_needs_no_workers),
-        cmocka_unit_test(workers_take_no_signals),
-        cmocka_unit_test(a_forked_child_gets_memory),
-        cmocka_unit_test(a_pool_serves_several_threads),
         cmocka_unit_test(blocks_never_overlap),
         cmocka_unit_test(free_blocks_go_back_to_the_system),
         cmocka_unit_test(large_blocks_can_be_shared),
