@@ -9,12 +9,15 @@
 
 #include <trireme/base.h>
 
+#include <sys/types.h>
+
 typedef struct tr__atomic_file {
     char *path; /* what is replaced, for messages */
     char *folder;
     const char *name;    /* the last part of path, inside it */
     char temporary[288]; /* in folder */
     int fd, folder_fd;
+    off_t unsynced; /* bytes at the end of what is written that the kernel has not been told to write to the disk */
 } tr__atomic_file;
 
 /* After a failure of any of these the file is closed and the temporary one gone; what stood at path is untouched. */
