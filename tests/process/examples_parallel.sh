@@ -23,6 +23,8 @@ done
 "$BUILD/examples/gan" >out 2>err || fail "gan: $(cat out err)"
 grep -q 'like a pattern; [34] patterns are drawn' out || fail "gan says: $(cat out)"
 [ "$(wc -c <samples.pgm)" = 50191 ] || fail "gan writes no image"
+"$BUILD/examples/hybrid_gpt" >out 2>err || fail "hybrid_gpt: $(cat out err)"
+grep -q '^validation loss .* on four ranks, .* on one process' out || fail "hybrid_gpt says: $(cat out)"
 if [ -n "${TRIREME_TEST_DATA:-}" ]; then
     "$BUILD/examples/vae" 2 "$TRIREME_TEST_DATA/mnist" >out 2>err || fail "vae on MNIST: $(cat out err)"
     awk '/^epoch 5/ { loss = $NF } END { exit !(loss > 0 && loss < 140) }' out || fail "vae on MNIST says: $(cat out)"
