@@ -78,9 +78,11 @@ TR_API void tr_abort(tr_group *group, const char *reason);
  * ranks of the new group get it; the others get NULL. The new group uses the parent's backend and time limits, works at
  * the same time as the parent and other groups, and needs a tr_leave() of its own. tr_local_rank() is the same in it. */
 /* Ranks with the same color form a group, ordered by key, then by their rank. A rank with a negative color is in none. */
-TR_API tr_group *tr_group_split(tr_group *group, int color, int key);
+#define tr_group_split(group, color, key) tr_group_split_at((group), (color), (key), TR__FILE, TR__LINE)
+TR_API tr_group *tr_group_split_at(tr_group *group, int color, int key, const char *file, int line);
 /* A group of the listed ranks; the list is the same on all ranks. ranks[i] becomes rank i. */
-TR_API tr_group *tr_group_new(tr_group *group, const int *ranks, int count);
+#define tr_group_new(group, ...) tr_group_new_at((group), __VA_ARGS__, TR__FILE, TR__LINE)
+TR_API tr_group *tr_group_new_at(tr_group *group, const int *ranks, int count, const char *file, int line);
 
 TR_API int tr_rank(const tr_group *group);        /* 0 in error */
 TR_API int tr_world_size(const tr_group *group);  /* 1 in error */

@@ -172,7 +172,10 @@ TR_API tr_pipeline *tr_pipeline_new_with(const tr_pipeline_options *options);
  *
  * The result is the mean of the micro-batches' losses. It is the batch's loss when each of them is a mean over the same
  * number of rows. With ignored targets or class weights that is not so: then let the loss function return its sum times
- * .micro_batches, divided by the count of the whole batch. */
+ * .micro_batches, divided by the count of the whole batch.
+ *
+ * Under TR_NO_GRAD, on all ranks alike, the stages only run their forwards, and gradients stay as they are: after
+ * tr_eval() of the stages it measures a validation batch. */
 #define tr_pipeline_step(pipeline, x, y, loss) tr_pipeline_step_at((pipeline), (x), (y), (loss), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_pipeline_step_at(tr_pipeline *pipeline, tr_tensor *x, tr_tensor *y, double *loss,
     const char *file, int line);

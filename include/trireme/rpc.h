@@ -352,10 +352,12 @@ typedef struct tr_rpc_options {
                          60,000 */
     int queue_mb;     /* MiB of calls under way to one worker; a caller above it waits for room. A call that was given up
                          counts until the worker is through with it. 0: 256 */
+    const char *file; /* where the call is, for messages: the macro sets both */
+    int line;
 } tr_rpc_options;
 /* Makes the ranks of a group workers. Collective; two workers with one name are an error on all ranks. The calls do not
  * depend on what the group does meanwhile, or on whether it is broken. */
-#define tr_rpc_start(...) tr_rpc_start_with(TR__NAMED_OPTIONS1(tr_rpc_options, group, __VA_ARGS__))
+#define tr_rpc_start(...) tr_rpc_start_with(TR__NAMED_OPTIONS1(tr_rpc_options, group, __VA_ARGS__, TR__HERE))
 TR_API tr_rpc *tr_rpc_start_with(const tr_rpc_options *options);
 /* Waits until all workers have called it and no call is under way anywhere, then stops. It does not wait for workers
  * that were lost by then. When one was lost, all other workers are told, whether or not that one had called it, and

@@ -593,7 +593,7 @@ class ProcessGroup(dist.ProcessGroup):
             raise ValueError("trireme: split_group: the parts have the connections of the whole, and no options of their own; "
                              "new_group() takes pg_options")
         color, key = (min(ranks), ranks.index(self._rank)) if self._rank in ranks else (-1, 0)
-        handle = kept(lib.tr_group_split, self._group, color, key, error=dist.DistBackendError)
+        handle = kept(lib.tr_group_split_at, self._group, color, key, None, 0, error=dist.DistBackendError)
         if not handle:
             return None
         part = ProcessGroup(key, len(ranks), group_name or "", self._options, _milliseconds(timeout) or self._timeout_ms,

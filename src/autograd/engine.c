@@ -338,6 +338,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     tr_status status = borrow_places(b, node, needs);
     if (status == TR_OK) status = get_saved(node->saved_inputs, node->n_inputs, b->as_now, inputs);
     if (status == TR_OK) status = get_saved(node->saved_outputs, node->n_outputs, b->as_now, outputs);
+    bool lacks = status != TR_OK;
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,
@@ -357,7 +358,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     }
     for (int i = 0; i < node->n_inputs; i++) tr__unref(inputs[i]);
     for (int i = 0; i < node->n_outputs; i++) tr__unref(outputs[i]);
-    if (status != TR_OK && tr__checks_numbers()) tr__fail_context(status, "backward of %s", node->op->name);
+    if (lacks || (status != TR_OK && tr__checks_numbers())) tr__fail_context(status, "backward of %s", node->op->name);
     return status;
 }
 

@@ -210,8 +210,8 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now)
     if (saved->segment) return tr__segment_get(saved, as_now);
     if (!saved->tensor) return NULL;
     if (saved->version != tr__version(saved->tensor) && !(as_now && saved->of_leaf)) {
-        tr__fail(TR_STATE, "a tensor %s that backward needs was written to after the forward",
-            TR__TEXT(saved->tensor->shape));
+        tr__fail(TR_STATE, "it needs a tensor %s that was written to after the forward, as by tr_step() or tr_copy_into(): make "
+            "the forward again", TR__TEXT(saved->tensor->shape));
         return kept_error();
     }
     return tr__ref(saved->tensor);

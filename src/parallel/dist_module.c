@@ -6,7 +6,6 @@
 #include "ops/segment.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- At the owner -------------------------------------------------------------------------------------------------------- */
@@ -20,25 +19,31 @@ static tr_module *module_in(const tr_value *value)
     return NULL;
 }
 
-/* The first number with the inputs; the others are what the caller's module draws from. REPLAYS: the call was made before,
- * and is made again for backward. */
-enum { EVALUATING = 1, SEEDED = 2, REPLAYS = 4 };
+/* The first number with the inputs, which also has their number: the list lacks those that are NULL. The other numbers are what
+ * the caller's module draws from. REPLAYS: the call was made before, and is made again for backward. */
+enum { EVALUATING = 1, SEEDED = 2, REPLAYS = 4, INPUTS_AT = 8 };
+
+static const char *input_name(int i)
+{
+    static const char *const names[TR_OP_MAX_INPUTS] = {"0", "1", "2", "3", "4", "5", "6", "7"};
+    return names[i];
+}
 
 static tr_status run_forward(void *state, const tr_value *values, tr_value *result)
 {
     (void)state;
     tr_module *module = module_in(&values[0]);
     tr_tensor *inputs[TR_OP_MAX_INPUTS];
-    int n = tr_list_count(values[1].tensors);
+    int64_t n = values[2].i64 >> INPUTS_AT;
     if (!module) return TR_INVALID;
-    if (n > TR_OP_MAX_INPUTS) return tr__fail(TR_INVALID, "remote module: %d inputs, of at most %d", n, TR_OP_MAX_INPUTS);
-    for (int i = 0; i < n; i++) inputs[i] = tr_list_at(values[1].tensors, i);
+    if (n < 0 || n > TR_OP_MAX_INPUTS) return tr__fail(TR_INVALID, "remote module: %" PRId64 " inputs, of at most %d", n, TR_OP_MAX_INPUTS);
+    for (int i = 0; i < n; i++) inputs[i] = tr_list_find(values[1].tensors, input_name(i));
     tr__lent_mode caller = {.root = module, .mode = {.evaluating = values[2].i64 & EVALUATING, .seeded = values[2].i64 & SEEDED,
         .seed = (uint64_t)values[3].i64, .path = (uint64_t)values[4].i64, .step = (uint64_t)values[5].i64,
         .first_sample = (uint64_t)values[6].i64}};
     const tr__lent_mode *before = tr__mode_lend(&caller);
     tr__segment_state segments = tr__segment_switch((tr__segment_state){.replays = values[2].i64 & REPLAYS});
-    *result = tr_value_tensor(tr_forward_n(module, inputs, n));
+    *result = tr_value_tensor(tr_forward_n(module, inputs, (int)n));
     (void)tr__segment_switch(segments);
     (void)tr__mode_lend(before);
     return TR_OK;
@@ -89,16 +94,15 @@ typedef struct remote {
 
 static tr_tensor *call_forward(tr_module *self, tr_tensor *const *inputs, int n)
 {
+    if (n > TR_OP_MAX_INPUTS) return tr_tensor_fail(TR_INVALID, "remote module: %d inputs, of at most %d", n, TR_OP_MAX_INPUTS);
     tr_tensor_list *list = tr_list_new();
-    for (int i = 0; i < n; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "%d", i);
-        if (tr_list_add(list, name, inputs[i]) != TR_OK) return tr__tensor_failed();
-    }
+    for (int i = 0; i < n; i++)
+        if (inputs[i] && tr_list_add(list, input_name(i), inputs[i]) != TR_OK) return tr__tensor_failed();
     tr__mode now = tr__mode_of(self);
     const tr__mode *mode = tr__segment_draw(&now, sizeof now);
     if (!mode) return tr__tensor_failed();
-    int64_t flags = (mode->evaluating ? EVALUATING : 0) | (mode->seeded ? SEEDED : 0) | (tr__segment_replays() ? REPLAYS : 0);
+    int64_t flags = (mode->evaluating ? EVALUATING : 0) | (mode->seeded ? SEEDED : 0) | (tr__segment_replays() ? REPLAYS : 0) |
+        (int64_t)n << INPUTS_AT;
     tr_tensor *y = tr_future_tensor(tr_rref_call(((remote *)self->state)->module, "module.forward", list, flags, mode->seed,
         mode->path, mode->step, mode->first_sample));
     return tr_reshape(y, tr_shape_of(y)); /* y itself goes with its future */

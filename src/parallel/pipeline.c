@@ -72,6 +72,7 @@ static const tr__type pipeline_type = {"pipeline", sizeof(tr_pipeline), destroy}
 typedef struct job {
     tr_pipeline *pipe;
     tr_tensor *x, *y; /* the batch, where it is needed */
+    bool forward;     /* alone: the caller is under TR_NO_GRAD */
     double loss;      /* of the batch; written by the last stage */
 } job;
 
@@ -134,6 +135,7 @@ static tr_status do_forward(job *j, stage *s, int micro)
     else
         TR__TRY(p->link->send(p->link, s->index, s->index + 1, micro, y));
     s->out[micro] = tr_keep(y);
+    if (j->forward) forget(s, micro);
     return TR_OK;
 }
 
@@ -171,11 +173,12 @@ static tr_status member(void *arg, int number)
     job *j = arg;
     stage *s = &j->pipe->stages[number];
     int n = 2 * j->pipe->micro_batches;
-    bool exchange = tr__ddp_exchange(s->module, false), was = tr_set_grad(true);
+    bool exchange = tr__ddp_exchange(s->module, false), was = tr_set_grad(!j->forward);
     tr_status status = TR_OK;
     for (int i = 0; i < n && status == TR_OK; i++) {
         TR_SCOPE;
         tr__pipeline_action a = s->actions[i];
+        if (a.backward && j->forward) continue;
         if (i == n - 1) tr__ddp_exchange(s->module, exchange);
         status = a.backward ? do_backward(j, s, a.micro) : do_forward(j, s, a.micro);
         if (status == TR_OK) continue;
@@ -244,13 +247,20 @@ tr_status tr_pipeline_step_at(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, dou
     if (fit == TR_OK) fit = check_stages(pipe);
     if (fit != TR_OK && pipe->group) pipe->link->give_up(pipe->link); /* other ranks have begun the step */
     TR__TRY(fit);
-    job j = {.pipe = pipe, .x = x, .y = y};
+    job j = {.pipe = pipe, .x = x, .y = y, .forward = !tr_grad_enabled()};
     tr_status status = tr__workers_run(pipe->workers, pipe->count, member, &j);
     for (int i = 0; i < pipe->count; i++)
         for (int m = 0; m < pipe->micro_batches; m++) forget(&pipe->stages[i], m);
     TR__TRY(pipe->link->end(pipe->link, status));
-    if (pipe->group) TR__TRY(tr_broadcast(pipe->group, &j.loss, 1, .dtype = TR_F64, .root = pipe->total - 1));
-    if (loss) *loss = j.loss;
+    double last[2] = {j.loss, j.forward};
+    if (pipe->group) TR__TRY(tr_broadcast(pipe->group, last, 2, .dtype = TR_F64, .root = pipe->total - 1));
+    if ((last[1] != 0) != j.forward) {
+        status = tr__fail(TR_MISMATCH, "pipeline: this rank is %sunder TR_NO_GRAD, the last one is%s: all ranks are, or none",
+            j.forward ? "" : "not ", j.forward ? " not" : "");
+        pipe->link->give_up(pipe->link); /* gradients may lie at a rank that did not ask for them */
+        return status;
+    }
+    if (loss) *loss = last[0];
     return TR_OK;
 }
 

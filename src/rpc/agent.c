@@ -581,6 +581,7 @@ tr_rpc *tr_rpc_start_with(const tr_rpc_options *options)
 {
     tr_rpc_options o = {0};
     if (options) memcpy(&o, options, options->size < sizeof o ? options->size : sizeof o);
+    TR__CALLED_AT(o.file, o.line);
     tr_rpc *rpc = tr__object_new(&tr__rpc_type);
     if (rpc->object.error) return rpc;
     make_locks(rpc);

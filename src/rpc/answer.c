@@ -248,8 +248,8 @@ static tr_status check_arguments(const serving *s)
     for (int i = 0; fits && i < count; i++) fits = s->values[i].kind == f->kinds[i];
     char given[256], wanted[256];
     if (fits) return TR_OK;
-    return tr__fail(TR_INVALID, "it is %s, and was called with %s", tr__rpc_signature_text(f, wanted),
-        tr__rpc_kinds_text(s->values, count, given));
+    return tr__fail(TR_INVALID, "it is %s, and was called with %s%s", tr__rpc_signature_text(f, wanted),
+        tr__rpc_kinds_text(s->values, count, given), s->first ? "; the first is what the reference leads to" : "");
 }
 
 static tr_status find_function(serving *s)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The example programs of model, tensor and sharded parallelism, which check themselves against a twin, and of a model with
-# several outputs.
+# The example programs of model, tensor and sharded parallelism, which check themselves against a twin, of a model with several
+# outputs, and of two that train against each other.
 . "$SOURCE/tests/process/common"
 cd "$work"
 
@@ -20,6 +20,11 @@ for ranks in 1 2; do
         fail "vae $ranks draws no patterns"
     rm samples.pgm
 done
+"$BUILD/examples/gan" >out 2>err || fail "gan: $(cat out err)"
+grep -q 'like a pattern; [34] patterns are drawn' out || fail "gan says: $(cat out)"
+[ "$(wc -c <samples.pgm)" = 50191 ] || fail "gan writes no image"
+"$BUILD/examples/hybrid_gpt" >out 2>err || fail "hybrid_gpt: $(cat out err)"
+grep -q '^validation loss .* on four ranks, .* on one process' out || fail "hybrid_gpt says: $(cat out)"
 if [ -n "${TRIREME_TEST_DATA:-}" ]; then
     "$BUILD/examples/vae" 2 "$TRIREME_TEST_DATA/mnist" >out 2>err || fail "vae on MNIST: $(cat out err)"
     awk '/^epoch 5/ { loss = $NF } END { exit !(loss > 0 && loss < 140) }' out || fail "vae on MNIST says: $(cat out)"

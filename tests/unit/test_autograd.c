@@ -79,7 +79,7 @@ static void what_was_saved_must_not_change(void **state)
     tr_tensor *x = leaf(2), *y = tr_sum(tr_mul(x, x));
     assert_int_equal(tr_fill(x, 3), TR_OK);
     assert_int_equal(tr_backward(y), TR_STATE);
-    assert_non_null(strstr(tr_error_message(), "written"));
+    assert_non_null(strstr(tr_error_message(), "backward of mul: it needs a tensor [3] that was written to after the forward"));
     assert_int_equal(tr_backward(tr_sum(tr_affine(x, 1, 0))), TR_OK); /* saves nothing */
 }
 

@@ -15,7 +15,7 @@
 
 typedef enum call {
     EVALUATE, BACKWARD, FIT, STEP, MAKE_DDP, MAKE_TRAINER, MAKE_MESH, MAKE_LOADER, MAKE_SAMPLER,
-    PIPELINE, CLIP, UNSCALE, SCALED_STEP, SHARD, SHARDED_STEP, SHARDED_STATE, CALLS
+    PIPELINE, CLIP, UNSCALE, SCALED_STEP, SHARD, SHARDED_STEP, SHARDED_STATE, SPLIT, LIST, START_RPC, CALLS
 } call;
 
 static tr_tensor *mean_loss(tr_tensor *y, tr_tensor *target, void *user)
@@ -127,6 +127,18 @@ static void lose_a_rank(rank *r)
         break;
     case SHARDED_STATE:
         CHECK(tr_status_of(tr_optimizer_state(opt)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case SPLIT:
+        CHECK(tr_status_of(tr_group_split(r->group, 0, 0)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case LIST:
+        CHECK(tr_status_of(tr_group_new(r->group, (int[]){1, 0}, 2)) == TR_PEER);
+        TELLS(__LINE__ - 1);
+        break;
+    case START_RPC:
+        CHECK(tr_status_of(tr_rpc_start(r->group, .name = "front")) == TR_PEER);
         TELLS(__LINE__ - 1);
         break;
     default: CHECK(false);

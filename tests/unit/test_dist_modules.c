@@ -4,6 +4,8 @@
 
 #include "ops/segment.h"
 
+#include <trireme/models.h>
+
 static void modules_on_w0(rank *r, dist_worker *w)
 {
     tr_module *nets[DIST_WORKERS];
@@ -44,6 +46,46 @@ static void a_remote_module_is_called_like_a_local_one(void **state)
 {
     (void)state;
     run(DIST_WORKERS, run_modules, NULL);
+}
+
+static tr_module *make_transformer(void)
+{
+    return tr_transformer(.dim = 8, .heads = 2, .layers = 1, .seed = 1);
+}
+
+static void *transformer(void) { return make_transformer(); }
+TR_RPC(transformer, RETURNS(OBJECT));
+
+static void run_masks(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    OK(tr_rpc_register(w.rpc, &transformer_rpc));
+    OK(tr_barrier(r->group));
+    if (r->number == 0) {
+        TR_SCOPE;
+        tr_module *there = tr_remote_module(tr_remote(w.rpc, "w1", "transformer")), *twin = make_transformer();
+        tr_tensor *src = tr_randn(1, TR_SHAPE(2, 5, 8)), *tgt = tr_randn(2, TR_SHAPE(2, 3, 8));
+        tr_tensor *keys = tr_less(tr_rand(3, TR_SHAPE(2, 5)), tr_scalar(0.7, TR_F32));
+        tr_tensor *y = tr_forward(there, src, tgt, keys, NULL, keys);
+        OK(tr_status_of(y));
+        CHECK(dist_difference(y, tr_detach(tr_forward(twin, src, tgt, keys, NULL, keys))) == 0);
+        y = tr_forward(there, src, tgt, keys, NULL, NULL);
+        OK(tr_status_of(y));
+        CHECK(dist_difference(y, tr_detach(tr_forward(twin, src, tgt, keys))) == 0);
+        CHECK(tr_status_of(tr_forward(there, src, tgt, NULL, NULL, NULL, NULL)) == TR_INVALID); /* the module counts NULLs, too */
+        SAYS("not 6 inputs");
+        CHECK(tr_status_of(tr_forward(there, src, src, src, src, src, src, src, src, src)) == TR_INVALID);
+        SAYS("9 inputs, of at most 8");
+    }
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void inputs_of_a_remote_module_may_be_null(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, run_masks, NULL);
 }
 
 /* What it gives depends on its mode, and on what its dropouts draw. */
@@ -184,6 +226,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_remote_module_is_called_like_a_local_one),
+        cmocka_unit_test(inputs_of_a_remote_module_may_be_null),
         cmocka_unit_test(a_remote_module_runs_in_its_callers_mode),
         cmocka_unit_test(what_a_waiting_thread_runs_is_not_in_its_mode),
     };

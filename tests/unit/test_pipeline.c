@@ -170,6 +170,32 @@ static void threads_are_like_one_device(void **state)
             }
 }
 
+/* Under TR_NO_GRAD: the loss of one device, no gradients, and what one micro-batch takes at a time. */
+static void forwards_alone_measure_a_batch(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_module *parts[STAGES], *whole;
+    make_stages(parts);
+    whole = tr_sequential_n(parts, STAGES);
+    tr_pipeline *pipe = tr_pipeline_new(parts, STAGES, .loss = mean_loss, .micro_batches = 4);
+    double loss, training;
+    assert_int_equal(tr_seed(whole, 5), TR_OK);
+    assert_int_equal(tr_pipeline_step(pipe, ids(), targets(), &training), TR_OK);
+    tr_tensor *gradient = tr_grad(tr_list_at(tr_parameters(whole), 0)), *before = tr_clone(gradient);
+    assert_int_equal(tr_eval(whole), TR_OK);
+    {
+        TR_NO_GRAD;
+        assert_int_equal(tr_pipeline_step(pipe, ids(), targets(), &loss), TR_OK);
+        assert_true(fabs(loss - tr_item(tr_cross_entropy(tr_forward(whole, ids()), targets()))) < 1e-5);
+    }
+    assert_true(fabs(loss - training) > 1e-5);
+    assert_ptr_equal(tr_grad(tr_list_at(tr_parameters(whole), 0)), gradient);
+    assert_true(difference(gradient, before) == 0);
+    assert_int_equal(tr_pipeline_step(pipe, ids(), targets(), &training), TR_OK); /* with backwards again */
+    assert_true(fabs(loss - training) < 1e-6 && difference(gradient, before) > 0);
+}
+
 /* A dropout in several places, and in two stages, draws the same numbers in all of them, as on one device; so does one in the
  * replicas of a stage. */
 static void dropouts_may_stand_in_several_places(void **state)
@@ -341,6 +367,13 @@ static void train_ranks(rank *r)
             snprintf(name, sizeof name, "%d.%s", here, tr_list_name(a, i));
             CHECK(difference(tr_list_at(a, i), tr_list_find(b, name)) < 2e-5);
         }
+        TR_NO_GRAD;
+        double loss;
+        tr_tensor *gradient = tr_clone(tr_grad(tr_list_at(a, 0)));
+        OK(tr_eval(one) == TR_OK ? tr_eval(whole) : TR_INTERNAL);
+        OK(tr_pipeline_step(pipe, here == 0 ? ids() : NULL, here == STAGES - 1 ? targets() : NULL, &loss));
+        CHECK(fabs(loss - tr_item(tr_cross_entropy(tr_forward(one, ids()), targets()))) < 1e-4);
+        CHECK(difference(tr_grad(tr_list_at(a, 0)), gradient) == 0);
         OK(tr_mesh_leave(mesh));
     }
     OK(tr_leave(r->group));
@@ -375,6 +408,30 @@ static void ranks_of_other_options_are_refused(void **state)
 }
 
 /* Else rank 1 would take the activations of the step that it has left out for those of the next one. */
+/* Rank 0 runs forwards alone; the gradients that rank 1 has sent must not be taken for those of the next step. */
+static void forget_the_gradients(rank *r)
+{
+    tr_module *stage = tr_linear(1, 1);
+    tr_pipeline *pipe = tr_pipeline_new(&stage, 1, .loss = sum_loss, .group = r->group);
+    OK(tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), NULL, NULL));
+    bool grad = tr_set_grad(r->number != 0);
+    tr_status status = tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), NULL, NULL);
+    tr_set_grad(grad);
+    if (r->number == 0) {
+        CHECK(status == TR_MISMATCH);
+        SAYS("pipeline: this rank is under TR_NO_GRAD, the last one is not: all ranks are, or none");
+        return;
+    }
+    CHECK(tr_pipeline_step(pipe, tr_ones(TR_SHAPE(4, 1)), NULL, NULL) == TR_PEER);
+    SAYS("this rank is under TR_NO_GRAD");
+}
+
+static void ranks_that_do_not_all_want_gradients_are_refused(void **state)
+{
+    (void)state;
+    run(2, forget_the_gradients, NULL);
+}
+
 static void refuse_a_batch(rank *r)
 {
     tr_module *stage = tr_linear(1, 1);
@@ -425,6 +482,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_take_the_least_time_and_hold_what_they_may),
         cmocka_unit_test(threads_are_like_one_device),
+        cmocka_unit_test(forwards_alone_measure_a_batch),
         cmocka_unit_test(dropouts_may_stand_in_several_places),
         cmocka_unit_test(gradients_add_up_and_nothing_stays_behind),
         cmocka_unit_test(a_loss_may_do_without_targets),
@@ -433,6 +491,7 @@ int main(void)
         cmocka_unit_test(one_forward_one_backward_holds_less),
         cmocka_unit_test(ranks_are_like_one_device),
         cmocka_unit_test(ranks_of_other_options_are_refused),
+        cmocka_unit_test(ranks_that_do_not_all_want_gradients_are_refused),
         cmocka_unit_test(a_batch_that_one_rank_refuses_ends_the_step_on_all),
         cmocka_unit_test(a_rank_that_fails_first_is_named),
     };

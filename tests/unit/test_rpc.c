@@ -174,6 +174,9 @@ static void fail_in_all_ways(rank *r, tr_rpc *rpc, const char *to)
     SAYS("no function of that name");
     CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "add", 1, 2.0)) == TR_INVALID);
     SAYS("it is i64, i64 -> i64, and was called with i64, f64");
+    CHECK(!strstr(tr_error_message(), "reference"));
+    CHECK(tr_future_wait(tr_rref_call(tr_remote(rpc, to, "half", 1.0), "add", 1)) == TR_INVALID);
+    SAYS("and was called with f64, i64; the first is what the reference leads to");
     CHECK(tr_future_wait(tr_rpc_sync(rpc, to, "add", 1)) == TR_INVALID);
     CHECK(tr_status_of(tr_rpc_sync(rpc, to, "add", 1)) == TR_INVALID && tr_status_of(tr_rpc_sync(rpc, to, "add", 1, 2)) == TR_OK);
     CHECK(tr_future_wait(tr_rpc_sync(rpc, "nobody", "add", 1, 2)) == TR_NOT_FOUND);

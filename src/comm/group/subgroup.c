@@ -260,14 +260,16 @@ static tr_group *make_group(making *m)
 
 /* ---- Public functions -------------------------------------------------------------------------------------------- */
 
-tr_group *tr_group_split(tr_group *group, int color, int key)
+tr_group *tr_group_split_at(tr_group *group, int color, int key, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     making m = {.parent = group, .mine = {.kind = SPLIT_CALL, .color = color, .key = key}};
     return make_group(&m);
 }
 
-tr_group *tr_group_new(tr_group *group, const int *ranks, int count)
+tr_group *tr_group_new_at(tr_group *group, const int *ranks, int count, const char *file, int line)
 {
+    TR__CALLED_AT(file, line);
     making m = {.parent = group, .list = ranks, .list_count = count};
     m.mine = (choice){.kind = LIST_CALL, .color = count};
     if (ranks && count > 0) m.mine.key = (int64_t)(tr__hash(TR__HASH_BEGIN, ranks, (size_t)count * sizeof *ranks) >> 1);
