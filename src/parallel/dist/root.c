@@ -1,5 +1,5 @@
 /* The root of a backward over several workers: where it begins, and where all is known to be done. */
-#include "parallel/dist_part.h"
+#include "parallel/dist/part.h"
 
 #include "base/clock.h"
 #include "base/thread.h"

@@ -1,5 +1,5 @@
 /* Contexts: what a worker notes of the tensors that come and go in one, and its gradients there. */
-#include "parallel/dist_part.h"
+#include "parallel/dist/part.h"
 
 #include "base/memory.h"
 

@@ -1,5 +1,5 @@
 /* Optimizers by kind: how their options travel. */
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 
 #include "optim/optimizer.h"
 

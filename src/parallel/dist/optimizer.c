@@ -1,5 +1,5 @@
 /* Optimizers whose parameters live on several workers: what drives their owners. */
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 
 #include "tensor/list.h"
 

@@ -1,5 +1,5 @@
 /* The owners' side of distributed optimizers: one of ours for the parameters that live here. */
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 
 #include "optim/optimizer.h"
 

@@ -14,7 +14,7 @@
  * other workers what its graph reaches from there. A mark is answered when those that it caused have been. When the
  * root's have, gradients go out; what has no mark is not touched.
  */
-#include "parallel/dist_part.h"
+#include "parallel/dist/part.h"
 
 #include "base/log.h"
 #include "base/memory.h"

@@ -1,8 +1,8 @@
-/* A worker's part in a backward: what dist_backward.c and dist_root.c share. */
+/* A worker's part in a backward: what backward.c and root.c share. */
 #ifndef TR_PARALLEL_DIST_PART_H
 #define TR_PARALLEL_DIST_PART_H
 
-#include "parallel/dist.h"
+#include "parallel/dist/dist.h"
 
 /* A MARK, until those that it caused have been answered. */
 typedef struct tr__marking {

@@ -2,7 +2,7 @@
 #ifndef TR_PARALLEL_DIST_RPC_H
 #define TR_PARALLEL_DIST_RPC_H
 
-#include "parallel/dist.h"
+#include "parallel/dist/dist.h"
 #include "rpc/rpc.h"
 
 typedef struct tr__dist_worker {
@@ -23,7 +23,7 @@ tr_status tr__dist_check_context(const char *what, const tr_dist_context *contex
 
 /* Messages have the names that programs read in failures and in `trireme why`, behind a dot (rpc/rpc.h). */
 #define TR__DIST_MESSAGE ".distributed backward"
-/* The owners' side of optimizers (dist_owner.c): messages whose first value is its number, and for most the context's.
+/* The owners' side of optimizers (owner.c): messages whose first value is its number, and for most the context's.
  * X(NAME, "message") */
 #define TR__DIST_OWNER_MAP(X)                                                                                     \
     X(MAKE, ".distributed optimizer") /* rule, settings, name, rref, name, rref, … -> number */                   \
@@ -53,7 +53,7 @@ enum { TR__DIST_SETTINGS = 8 };
 int tr__dist_rule_settings(const tr_dist_rule *rule, double settings[TR__DIST_SETTINGS]);
 tr_optimizer *tr__dist_rule_make(int64_t kind, const double *settings, int n, tr_tensor_list *parameters);
 
-/* The functions of modules that others call (dist_module.c). */
+/* The functions of modules that others call (module.c). */
 tr_status tr__dist_module_start(tr_rpc *rpc);
 /* Is it what tr_remote_module() returned? */
 bool tr__is_remote_module(const tr_module *module);

@@ -9,8 +9,8 @@
  * All of it is driven by messages: tr__dist_handle() takes one in, the port sends them out. A message is a call: it is
  * answered once, with a status. Nothing here blocks.
  */
-#ifndef TR_PARALLEL_DIST_H
-#define TR_PARALLEL_DIST_H
+#ifndef TR_PARALLEL_DIST_DIST_H
+#define TR_PARALLEL_DIST_DIST_H
 
 #include "autograd/engine.h"
 

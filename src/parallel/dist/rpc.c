@@ -5,7 +5,7 @@
  * A message is an internal call. Its handler must not wait for what it causes: it takes over the reply, which answers the message
  * when that is done.
  */
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 
 #include "base/clock.h"
 #include "base/given.h"

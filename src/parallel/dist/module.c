@@ -1,5 +1,5 @@
 /* Modules that live on other workers. */
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 
 #include "base/memory.h"
 #include "nn/module.h"
