@@ -5,7 +5,7 @@
 #include "base/given.h"
 #include "base/memory.h"
 #include "base/profile.h"
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 #include "device/device.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"

@@ -1,8 +1,7 @@
 /* A trainer's task: a language model learns the tokens of a text, window by window. */
 #include "base/given.h"
 #include "base/share.h"
-#include "data/content.h"
-#include "data/text.h"
+#include "data/text/text.h"
 #include "parallel/replicas.h"
 #include "train/eval_mode.h"
 #include "train/trainer.h"

@@ -2,7 +2,7 @@
  * Byte-pair encoding as GPT-2 has it (Sennrich et al. 2016, Radford et al. 2019): a text is cut into words, a word is its
  * bytes, and of all neighbours the pair with the lowest rank becomes one token, until no pair has a rank.
  */
-#include "data/tokenizer.h"
+#include "data/text/tokenizer.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Tokenizers: texts to ids and back, with the special tokens between the pieces of a text. */
-#include "data/tokenizer.h"
+#include "data/text/tokenizer.h"
 
 #include "base/crc32c.h"
 #include "base/given.h"

@@ -1,8 +1,8 @@
 /* Tokenizers as JSON. */
-#ifndef TR_DATA_TOKENIZER_JSON_H
-#define TR_DATA_TOKENIZER_JSON_H
+#ifndef TR_DATA_TEXT_TOKENIZER_JSON_H
+#define TR_DATA_TEXT_TOKENIZER_JSON_H
 
-#include "data/tokenizer.h"
+#include "data/text/tokenizer.h"
 
 #include <cjson/cJSON.h>
 

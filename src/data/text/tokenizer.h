@@ -1,10 +1,10 @@
 /* The struct of tr_tokenizer, and its two kinds. */
-#ifndef TR_DATA_TOKENIZER_H
-#define TR_DATA_TOKENIZER_H
+#ifndef TR_DATA_TEXT_TOKENIZER_H
+#define TR_DATA_TEXT_TOKENIZER_H
 
 #include "base/object.h"
-#include "data/strings.h"
-#include "data/unicode.h"
+#include "data/text/strings.h"
+#include "data/text/unicode.h"
 
 #include <trireme/data.h>
 

@@ -6,7 +6,7 @@
  *
  * Of what these parts can be, those of GPT-2 and of BERT are taken.
  */
-#include "data/tokenizer_json.h"
+#include "data/text/tokenizer_json.h"
 
 #include "base/atomic_file.h"
 #include "base/json_string.h"

@@ -5,8 +5,8 @@
  */
 #include "base/given.h"
 #include "base/memory.h"
-#include "data/text.h"
-#include "data/tokenizer.h"
+#include "data/text/text.h"
+#include "data/text/tokenizer.h"
 
 #include <limits.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * Characters in ranges, made by tests/recorded/record_unicode.py from what Hugging Face's tokenizers 0.23.3 do with each of
  * Unicode's: not to be edited.
  */
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 
 const tr__unicode_range tr__unicode_letters[] = {
     {0x41, 0x5a}, {0x61, 0x7a}, {0xaa, 0xaa}, {0xb5, 0xb5}, {0xba, 0xba}, {0xc0, 0xd6}, {0xd8, 0xf6}, {0xf8, 0x2c1}, {0x2c6, 0x2d1},

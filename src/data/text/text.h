@@ -1,8 +1,9 @@
 /* The struct of tr_text, and reading files into it. */
-#ifndef TR_DATA_TEXT_H
-#define TR_DATA_TEXT_H
+#ifndef TR_DATA_TEXT_TEXT_H
+#define TR_DATA_TEXT_TEXT_H
 
-#include "data/tokenizer.h"
+#include "data/content.h"
+#include "data/text/tokenizer.h"
 
 #include <trireme/data.h>
 
@@ -26,5 +27,8 @@ tr_status tr__text_read(tr_text *text, const char *suffixes);
 int64_t tr__tokens_of_window(int64_t context, const tr_masking *masking);
 /* How many windows follow each other in a text's validation part. */
 int64_t tr__text_windows(const tr_text *text, int64_t context, const tr_masking *masking);
+
+/* Says what a text consists of as tr__dataset_say() does, "data", and the tokenizer that cut it, "tokenizer". */
+void tr__text_say(const tr_text *text, tr__facts *facts);
 
 #endif

@@ -4,7 +4,7 @@
 #include "data/content.h"
 #include "data/dataset.h"
 #include "data/file.h"
-#include "data/image.h"
+#include "data/image/image.h"
 
 #include <errno.h>
 #include <inttypes.h>

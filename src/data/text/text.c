@@ -1,5 +1,5 @@
 /* Texts as tokens, and batches of windows from them. */
-#include "data/text.h"
+#include "data/text/text.h"
 
 #include "base/given.h"
 #include "base/rng.h"
@@ -249,4 +249,17 @@ tr_status tr_text_batch_with(const tr_text_batch_options *options)
     tr_status status = make_batch(options);
     if (status != TR_OK) *options->x = *options->y = tr__tensor_failed();
     return status;
+}
+
+void tr__text_say(const tr_text *text, tr__facts *facts)
+{
+    tr__content content = {0};
+    int64_t training = tr_text_tokens(text, false), count = training + tr_text_tokens(text, true);
+    if (text->tokens)
+        tr__content_add(&content, text->tokens, (size_t)count * sizeof *text->tokens);
+    else
+        tr__content_add(&content, text->bytes, (size_t)count);
+    tr__facts_say(facts, "tokenizer", "%s", *text->tokenizer ? text->tokenizer : "none");
+    tr__facts_say(facts, "data", "%" PRId64 " %s (%" PRId64 " to train on, CRC-32C %08" PRIx32 "%s)", count,
+        text->tokens ? "tokens" : "bytes", training, content.crc32c, content.sampled ? " of a sample" : "");
 }

@@ -1,4 +1,4 @@
-#include "data/strings.h"
+#include "data/text/strings.h"
 
 #include "base/hash.h"
 #include "base/memory.h"

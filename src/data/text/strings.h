@@ -1,6 +1,6 @@
 /* Byte strings, numbered in the order in which they came, and found by what they are. */
-#ifndef TR_DATA_STRINGS_H
-#define TR_DATA_STRINGS_H
+#ifndef TR_DATA_TEXT_STRINGS_H
+#define TR_DATA_TEXT_STRINGS_H
 
 #include "base/object.h"
 

@@ -3,7 +3,7 @@
  * the longest token that it begins with is taken, then the longest "##" one of the rest, and so on. A word that does not
  * come out even is [UNK].
  */
-#include "data/tokenizer.h"
+#include "data/text/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>

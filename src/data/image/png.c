@@ -1,6 +1,6 @@
 /* PNG files, by libpng. Their colours are taken as they stand, as Pillow does: no gamma, no profile; an alpha channel
  * is left out, not blended with a background. */
-#include "data/image.h"
+#include "data/image/image.h"
 
 #include <png.h>
 #include <setjmp.h>

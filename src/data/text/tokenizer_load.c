@@ -1,7 +1,7 @@
 /* Where tokenizers come from: vocab.json and merges.txt, vocab.txt, or tokenizer.json. */
 #include "data/file.h"
-#include "data/tokenizer.h"
-#include "data/tokenizer_json.h"
+#include "data/text/tokenizer.h"
+#include "data/text/tokenizer_json.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * source, and is a weighted mean of the source's pixels around that: their weights fall off linearly and reach zero one
  * pixel away, or one pixel of the result when that is the larger.
  */
-#include "data/image.h"
+#include "data/image/image.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* JPEG files, by libjpeg-turbo. */
-#include "data/image.h"
+#include "data/image/image.h"
 
 #include <inttypes.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* Images from JPEG and PNG files, scaled as they are decoded: memory is taken for a few of their rows, not for all. */
-#ifndef TR_DATA_IMAGE_H
-#define TR_DATA_IMAGE_H
+#ifndef TR_DATA_IMAGE_IMAGE_H
+#define TR_DATA_IMAGE_IMAGE_H
 
 #include "base/object.h"
 

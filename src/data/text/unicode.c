@@ -1,4 +1,4 @@
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* UTF-8, and what tokenizers ask about characters: which are letters, numbers, spaces, punctuation, accents. */
-#ifndef TR_DATA_UNICODE_H
-#define TR_DATA_UNICODE_H
+#ifndef TR_DATA_TEXT_UNICODE_H
+#define TR_DATA_TEXT_UNICODE_H
 
 #include <stdbool.h>
 #include <stddef.h>

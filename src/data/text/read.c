@@ -1,6 +1,6 @@
 /* Reading a text: a file, or the files of a folder in an order that every machine agrees on. */
 #include "data/file.h"
-#include "data/text.h"
+#include "data/text/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
