@@ -5,7 +5,10 @@
  *   copy_to     x, the same on all ranks, goes on as it is     all_reduce      the sum of the ranks' x
  *   scatter_to  this rank's block of x, which all have         gather_from     the blocks of all ranks
  *   all_gather  the blocks of all ranks                        reduce_scatter  this rank's block of the sum of the ranks' x
+ *
+ * A rank whose x is in error, or which fails in a step, breaks the group: the others would wait for it.
  */
+#include "comm/control.h"
 #include "ops/op.h"
 #include "parallel/object_tensor.h"
 
@@ -125,20 +128,21 @@ static tr_status infer(tr_op_call *call)
 {
     const comm_attrs *a = call->attrs;
     const tr_tensor *x = call->inputs[X];
-    const tr_group *group = group_of(call->inputs[HOLDER]);
+    tr_group *group = group_of(call->inputs[HOLDER]);
     int world = tr_world_size(group);
     if ((a->forward == OWN || a->forward == SUM_OWN) && x->shape.dim[a->dim] % world)
         return tr__fail(TR_SHAPE, "%s: dimension %d of %s does not divide by %d ranks", call->op->name, a->dim,
             TR__TEXT(x->shape), world);
     call->outputs[0] = result_of(a->forward, a->dim, group, x);
     call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__group_tell(group, tr_status_of(call->outputs[0]));
 }
 
 static tr_status forward(tr_op_call *call)
 {
     const comm_attrs *a = call->attrs;
-    return take_step(a->forward, a, group_of(call->inputs[HOLDER]), call->outputs[0], call->inputs[X]);
+    tr_group *group = group_of(call->inputs[HOLDER]);
+    return tr__group_tell(group, take_step(a->forward, a, group, call->outputs[0], call->inputs[X]));
 }
 
 static tr_status backward(tr_backward_call *call)
@@ -146,8 +150,9 @@ static tr_status backward(tr_backward_call *call)
     const comm_attrs *a = call->attrs;
     tr_group *group = group_of(call->inputs[HOLDER]);
     tr_tensor *dy = call->grad_outputs[0], *dx = result_of(a->backward, a->dim, group, dy);
-    TR__TRY(tr_status_of(dx));
-    TR__TRY(take_step(a->backward, a, group, dx, dy));
+    tr_status status = tr_status_of(dx);
+    if (status == TR_OK) status = take_step(a->backward, a, group, dx, dy);
+    TR__TRY(tr__group_tell(group, status));
     call->grad_inputs[X] = dx;
     return TR_OK;
 }
@@ -175,8 +180,8 @@ tr_tensor *tr_collective_op(tr_collective_op_kind kind, tr_group *group, tr_tens
     if ((size_t)kind >= sizeof kinds / sizeof *kinds) return tr__tensor_fail(TR_INVALID, "%d is no collective op", (int)kind);
     const char *name = kinds[kind].op.name;
     if (!x || !group) return tr__tensor_fail(TR_INVALID, "%s: it takes a group and a tensor, not NULL", name);
-    if (tr__bad(x)) return tr__tensor_pass(x);
     if (tr__error_of(group)) return tr__tensor_pass(group);
+    if (tr__group_tell(group, tr_status_of(x)) != TR_OK) return tr__tensor_pass(x);
     comm_attrs attrs = {kinds[kind].forward, kinds[kind].backward, 0, file, line};
     if (kinds[kind].has_dim && tr__dim(name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
     if (tr_world_size(group) == 1) return x;

@@ -2,7 +2,10 @@
  * Batch norm over the batches of all ranks (torch.nn.SyncBatchNorm). Forward: each rank's moments are gathered and
  * joined (Chan et al. 1979), then used as given ones. Backward, of N numbers in a channel on all ranks (see
  * batch_norm.c): dx = weight rstd g - weight rstd (sum of g / N + xhat (sum of g xhat) / N), the sums over all ranks
+ *
+ * A rank that fails before it has given its part breaks the group: the others would wait for it.
  */
+#include "comm/control.h"
 #include "nn/module.h"
 #include "ops/batch_norm.h"
 #include "parallel/object_tensor.h"
@@ -95,9 +98,9 @@ static tr_status share_moments(tr_group *group, double numbers, tr_tensor *mean,
     int ranks = tr_world_size(group);
     const tr_tensor *own_mean = here(mean), *own_var = here(var);
     tr_tensor *new_mean = for_writing(mean), *new_var = for_writing(var);
-    TR__TRY_ALL(own_mean, own_var, new_mean, new_var);
+    TR__TRY(tr__group_tell(group, tr__sound(4, (const tr_tensor *const[]){own_mean, own_var, new_mean, new_var})));
     double *own = malloc(sizeof *own * (size_t)row * (size_t)(ranks + 1)), *all = own + row;
-    if (!own) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
+    if (!own) return tr__group_tell(group, tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory"));
     own[0] = numbers;
     for (int64_t c = 0; c < channels; c++) {
         own[1 + c] = numbers > 0 ? value_of(own_mean, c) : 0;
@@ -121,14 +124,15 @@ static tr_status forward(tr_op_call *call)
     const sync_attrs *a = call->attrs;
     tr_tensor *x = call->inputs[X], *weight = call->inputs[WEIGHT], *bias = call->inputs[BIAS];
     tr_tensor *mean = call->outputs[MEAN], *var = call->outputs[VAR];
+    tr_group *group = tr__object_of_tensor(call->inputs[HOLDER]);
     const tr_batch_norm_attrs own = {.eps = a->eps}, given = {.eps = a->eps, .frozen = true};
     int64_t channels = x->shape.dim[1], numbers = channels ? tr__numel(x->shape) / channels : 0;
     /* y is written for nothing here: the kernel that finds moments goes on to it. */
     if (numbers)
-        TR__TRY(tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
-                        (tr_tensor *[]){call->outputs[Y], mean, var}, 3));
+        TR__TRY(tr__group_tell(group, tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
+                        (tr_tensor *[]){call->outputs[Y], mean, var}, 3)));
     double all_numbers = 0;
-    TR__TRY(share_moments(tr__object_of_tensor(call->inputs[HOLDER]), (double)numbers, mean, var, &all_numbers));
+    TR__TRY(share_moments(group, (double)numbers, mean, var, &all_numbers));
     TR__TRY(tr_fill(call->outputs[NUMBERS], all_numbers));
     if (!numbers) return TR_OK;
     tr_tensor *used[] = {tr__tensor_new_like(mean), tr__tensor_new_like(var)};
@@ -202,7 +206,7 @@ static tr_status put(tr_backward_call *call, int input, tr_tensor *sums)
     return tr_copy_into(to, accumulate ? tr_add(tr_cast(to, sums->dtype), sums) : sums);
 }
 
-static tr_status backward(tr_backward_call *call)
+static tr_status find_gradients(tr_backward_call *call)
 {
     const sync_attrs *a = call->attrs;
     tr_tensor *g = call->grad_outputs[Y], *x = call->inputs[X], *mean = call->outputs[MEAN], *var = call->outputs[VAR];
@@ -230,6 +234,11 @@ static tr_status backward(tr_backward_call *call)
     return put(call, BIAS, dbias);
 }
 
+static tr_status backward(tr_backward_call *call)
+{
+    return tr__group_tell(tr__object_of_tensor(call->inputs[HOLDER]), find_gradients(call));
+}
+
 static const tr_op sync_batch_norm = {
     .size = sizeof(tr_op),
     .name = "sync_batch_norm",
@@ -245,9 +254,9 @@ static const tr_op sync_batch_norm = {
 tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *o)
 {
     if (!group || !o->x) return tr__tensor_fail(TR_INVALID, "sync_batch_norm: it takes a group and a tensor, not NULL");
-    if (tr__bad(o->x)) return tr__tensor_pass(o->x);
     if (tr__error_of(group)) return tr__tensor_pass(group);
     if (!o->training || tr_world_size(group) == 1) return tr_batch_norm_op_with(o);
+    if (tr__group_tell(group, tr_status_of(o->x)) != TR_OK) return tr__tensor_pass(o->x);
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
     TR_SCOPE;
     const sync_attrs attrs = {tr__batch_norm_eps(o)};

@@ -94,6 +94,23 @@ static void check_ops(rank *r)
     OK(tr_leave(r->group));
 }
 
+/* The others would wait for what it has not got. */
+static void give_what_is_in_error(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_tensor *x = fails ? tr_tensor_fail(TR_IO, "the disk is full") : numbers(0, 0, 2, 3);
+    CHECK(tr_status_of(tr_all_reduce_op(r->group, x)) == (fails ? TR_IO : TR_PEER));
+    if (!fails) SAYS("rank 1 (pid ");
+    SAYS("the disk is full");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void a_tensor_in_error_on_one_rank_fails_on_all(void **state)
+{
+    (void)state;
+    run(3, give_what_is_in_error, NULL);
+}
+
 static void ops_are_each_others_backward(void **state)
 {
     (void)state;
@@ -320,6 +337,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_are_each_others_backward),
+        cmocka_unit_test(a_tensor_in_error_on_one_rank_fails_on_all),
         cmocka_unit_test(layers_in_slices_are_the_whole_layers),
         cmocka_unit_test(a_mesh_is_a_box_of_ranks),
         cmocka_unit_test(boxes_that_do_not_fit_are_errors),
