@@ -113,8 +113,9 @@ struct tr_optimizer {
     int n_parts;
 
     /* How ranks share the work (parallel/sharded.c); NULL: they do not. gather() makes flat, [end - begin] of a part of which
-     * every rank has its shard, whole on all ranks. */
+     * every rank has its shard, whole on all ranks. give_up(): this rank will not, for the thread's latest failure. */
     tr_status (*gather)(void *sharing, const tr__optimizer_part *part, tr_tensor *flat);
+    void (*give_up)(void *sharing);
     void *sharing; /* a reference to an object */
 
     tr__in_backward *in_backward; /* NULL: it steps in tr_step() */
@@ -168,6 +169,8 @@ typedef struct tr__stretch {
  * the rule's kernel can update, with the same step count, learning rate and decay. */
 bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__stretch *out);
 
+/* Returns status. Where ranks share the work and it is a failure, they hear of it: they wait for what this rank has failed to do. */
+tr_status tr__optimizer_tell(const tr_optimizer *optimizer, tr_status status);
 /* Updates the parameter of list entry i alone, or parameters[at], by the gradient that it has; not where ranks share the work. */
 tr_status tr__step_one(tr_optimizer *optimizer, int i);
 tr_status tr__step_at(tr_optimizer *optimizer, int at);
