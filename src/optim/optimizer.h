@@ -144,8 +144,9 @@ tr_status tr__sum_blocks(tr__pool *pool, int64_t count, tr__sum_function add, co
 /* Two such sums over all elements of a run, by the rule's measure kernel. */
 tr_status tr__measure(const tr__update *update, double sums[2]);
 /* The square of the joint norm of all gradients, those of other ranks' shards and stages among them; not finite when one of them
- * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c). */
-tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst);
+ * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c): they
+ * hear of a failure that this rank has had before, which is `own`. */
+tr_status tr__grad_squares(const tr_optimizer *o, tr_status own, double *total, const char **worst);
 /* The norm of each parameter's own gradient, in the order of the list; 0 where there is none. norms: [count] */
 tr_status tr__grad_norms(const tr_optimizer *o, double *norms);
 /* Scales gradients whose joint norm is `norm` so that it is at most max_norm. */
