@@ -475,10 +475,14 @@ static tr_status backward_begins(tr__ddp *d, tr__backward *backward)
 
 static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
 {
-    (void)grad;
     tr__ddp_param *p = user;
     tr__ddp *d = p->ddp;
     if (!leaf->requires_grad) return TR_OK;
+    if (!grad) { /* nor will it be; what the module has begun ends with its backward */
+        TR__KEEP_ERROR;
+        if (!d->paused && !d->running) break_group(d, tr__kept_error->status);
+        return TR_OK;
+    }
     if (d->paused && leaf->leaf->consumer)
         return tr__fail(TR_UNSUPPORTED, "ddp: tr_ddp_sync() is off, and an optimizer steps parameter %s in backward "
             "(tr_step_in_backward()), which cannot wait for the gradients of later backwards", TR__TEXT(leaf->shape));

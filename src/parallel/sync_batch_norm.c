@@ -3,7 +3,7 @@
  * joined (Chan et al. 1979), then used as given ones. Backward, of N numbers in a channel on all ranks (see
  * batch_norm.c): dx = weight rstd g - weight rstd (sum of g / N + xhat (sum of g xhat) / N), the sums over all ranks
  *
- * A rank that fails before it has given its part breaks the group: the others would wait for it.
+ * A rank that fails before it has given its part, also earlier in a backward, breaks the group: the others would wait for it.
  */
 #include "comm/control.h"
 #include "nn/module.h"
@@ -19,9 +19,10 @@
 
 typedef struct sync_attrs {
     double eps;
+    tr_group *group; /* the holder's */
 } sync_attrs;
 
-enum { HOLDER, X, WEIGHT, BIAS }; /* inputs */
+enum { HOLDER, X, WEIGHT, BIAS }; /* inputs; the first one keeps the group */
 enum { Y, MEAN, VAR, NUMBERS };    /* outputs; the last one, f64: how many numbers a channel has on all ranks */
 
 static double value_of(const tr_tensor *t, int64_t i)
@@ -124,7 +125,7 @@ static tr_status forward(tr_op_call *call)
     const sync_attrs *a = call->attrs;
     tr_tensor *x = call->inputs[X], *weight = call->inputs[WEIGHT], *bias = call->inputs[BIAS];
     tr_tensor *mean = call->outputs[MEAN], *var = call->outputs[VAR];
-    tr_group *group = tr__object_of_tensor(call->inputs[HOLDER]);
+    tr_group *group = a->group;
     const tr_batch_norm_attrs own = {.eps = a->eps}, given = {.eps = a->eps, .frozen = true};
     int64_t channels = x->shape.dim[1], numbers = channels ? tr__numel(x->shape) / channels : 0;
     /* y is written for nothing here: the kernel that finds moments goes on to it. */
@@ -225,7 +226,7 @@ static tr_status find_gradients(tr_backward_call *call)
     if (dx) {
         double *sums = malloc(sizeof *sums * (size_t)(2 * mean->shape.dim[0] + 1));
         if (!sums) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
-        tr_status status = share_sums(tr__object_of_tensor(call->inputs[HOLDER]), dweight, dbias, sums);
+        tr_status status = share_sums(a->group, dweight, dbias, sums);
         if (status == TR_OK) call->grad_inputs[X] = complete(call, x, dx, sums);
         free(sums);
         if (status != TR_OK) return status;
@@ -236,7 +237,10 @@ static tr_status find_gradients(tr_backward_call *call)
 
 static tr_status backward(tr_backward_call *call)
 {
-    return tr__group_tell(tr__object_of_tensor(call->inputs[HOLDER]), find_gradients(call));
+    tr_group *group = ((const sync_attrs *)call->attrs)->group;
+    if (call->grad_outputs) return tr__group_tell(group, find_gradients(call));
+    tr__group_give_up(group); /* TR__OP_JOINT */
+    return TR_OK;
 }
 
 static const tr_op sync_batch_norm = {
@@ -248,7 +252,7 @@ static const tr_op sync_batch_norm = {
     .backward = backward,
     .saves_inputs = 1u << HOLDER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
-    .flags = TR__OP_ANYWHERE,
+    .flags = TR__OP_ANYWHERE | TR__OP_JOINT,
 };
 
 tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *o)
@@ -259,7 +263,7 @@ tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_op
     if (tr__group_tell(group, tr_status_of(o->x)) != TR_OK) return tr__tensor_pass(o->x);
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
     TR_SCOPE;
-    const sync_attrs attrs = {tr__batch_norm_eps(o)};
+    const sync_attrs attrs = {tr__batch_norm_eps(o), group};
     tr_tensor *inputs[] = {
         [HOLDER] = tr__object_tensor(group, tr__device_of(o->x)), [X] = o->x, [WEIGHT] = o->weight, [BIAS] = o->bias};
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS], *y = tr_apply(&sync_batch_norm, &attrs, inputs, 4, outputs);

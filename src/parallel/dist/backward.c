@@ -43,7 +43,7 @@ static void free_item(tr__item *it)
 void tr__dist_part_unref(tr__dist_part *p)
 {
     if (!p || atomic_fetch_sub_explicit(&p->refs, 1, memory_order_acq_rel) != 1) return;
-    if (p->engine) (void)!tr__backward_free(p->engine, TR_CANCELLED);
+    if (p->engine) (void)!tr__backward_free(p->engine, tr__fail(TR_CANCELLED, "backward: the context was ended"));
     for (int i = 0; i < p->n_roots; i++) {
         tr__unref(p->roots[i]);
         tr__unref(p->root_gradients[i]);
