@@ -502,14 +502,14 @@ static tr_status arrive_gradients(tr__dist_part *p, const tr__item *it)
 static tr_status process(tr__dist_part *p, const tr__item *it)
 {
     switch (it->kind) {
-    case TR__ENGAGE: return engage(p);
-    case TR__ROOTS:
+    case TR__DIST_ENGAGE: return engage(p);
+    case TR__DIST_ROOTS:
         for (int i = 0; i < p->n_roots; i++)
             TR__TRY(tr__backward_arrive(p->engine, tr__edge_to(p->roots[i]), p->root_gradients[i]));
         break;
-    case TR__GRADIENT: TR__TRY(arrive_gradients(p, it)); break;
-    case TR__MARK: return mark(p, it);
-    case TR__START: return TR_OK; /* it is engaged by now */
+    case TR__DIST_GRADIENT: TR__TRY(arrive_gradients(p, it)); break;
+    case TR__DIST_MARK: return mark(p, it);
+    case TR__DIST_START: return TR_OK; /* it is engaged by now */
     }
     return tr__backward_run(p->engine);
 }
@@ -559,12 +559,10 @@ void tr__part_drain(tr__dist_part *p)
 
 static tr__item *item_of(const tr__dist_message *m, void *call)
 {
-    static const int kinds[] = {
-        [TR__DIST_GRADIENT] = TR__GRADIENT, [TR__DIST_START] = TR__START, [TR__DIST_MARK] = TR__MARK};
-    tr__item *it = tr__part_item(kinds[m->kind], m->numbers, m->n_numbers);
+    tr__item *it = tr__part_item(m->kind, m->numbers, m->n_numbers);
     if (!it) return NULL;
     for (int i = 0; i < m->n_gradients; i++) it->gradients[it->n_gradients++] = tr_keep(m->gradients[i]);
-    if (it->kind != TR__MARK) return it;
+    if (it->kind != TR__DIST_MARK) return it;
     it->marking = calloc(1, sizeof *it->marking);
     if (it->marking) {
         *it->marking = (tr__marking){.call = call, .waiting = 1};
@@ -598,15 +596,15 @@ static tr_status part_for(tr_dist_context *c, const tr__dist_message *m, tr__dis
 /* A message of a backward. */
 static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message *m, void *call, bool *later)
 {
-    tr__item *it = item_of(m, call), *first = tr__part_item(TR__ENGAGE, NULL, 0);
+    tr__item *it = item_of(m, call), *first = tr__part_item(TR__DIST_ENGAGE, NULL, 0);
     tr__dist_part *p = NULL, *replaced = NULL;
     tr_status status = it && first ? TR_OK : TR_NO_MEMORY;
     pthread_mutex_lock(&c->lock);
     if (status == TR_OK) status = part_for(c, m, &p, &replaced);
-    if (p && !p->over && p->engaged && it->kind == TR__MARK) {
+    if (p && !p->over && p->engaged && it->kind == TR__DIST_MARK) {
         status = tr__fail(TR_FORMAT, "backward: worker %d marks what has begun to run", from);
     } else if (p && !p->over) {
-        bool engages = !p->engaged && it->kind != TR__MARK;
+        bool engages = !p->engaged && it->kind != TR__DIST_MARK;
         if (engages && !p->smart) {
             tr__part_push(p, first);
             first = NULL;
@@ -616,7 +614,7 @@ static tr_status take_part(tr_dist_context *c, int from, const tr__dist_message 
             p->parent = call;
             p->parent_worker = from;
         }
-        *later = engages || it->kind == TR__MARK; /* it is answered */
+        *later = engages || it->kind == TR__DIST_MARK; /* it is answered */
         tr__part_push(p, it);
         it = NULL;
     } else if (p) {
@@ -701,7 +699,7 @@ void tr__dist_unsends(tr_dist_context *c, int64_t first, int64_t count)
     pthread_mutex_lock(&c->lock);
     tr__dist_part *p = c->part && c->part->engaged && !c->part->over && !c->part->smart ? tr__part_ref(c->part) : NULL;
     for (int64_t i = first; i < first + count && i < c->n_sent; i++) {
-        tr__item *none = p ? tr__part_item(TR__GRADIENT, &i, 1) : NULL;
+        tr__item *none = p ? tr__part_item(TR__DIST_GRADIENT, &i, 1) : NULL;
         c->sent[i]->unsent = c->sent[i]->answered = true;
         if (none) tr__part_push(p, none);
         if (p && !none) status = TR_NO_MEMORY;

@@ -264,7 +264,7 @@ static tr_status note_sent(tr_dist_context *c, int to, bool is_reply, tr_tensor 
     bool room = tr__grow(&c->sent, (size_t)c->n_sent, &c->sent_room, sizeof(tr__dist_sent *));
     tr__dist_sent *s = room ? calloc(1, sizeof *s) : NULL;
     if (!s) return no_memory();
-    *s = (tr__dist_sent){.number = c->n_sent, .to = to, .n = n, .answered = is_reply};
+    *s = (tr__dist_sent){.to = to, .n = n, .answered = is_reply};
     for (int i = 0; i < n; i++) {
         s->places[i].edge = tr__edge_keep(tr__edge_to(tensors[i]));
         s->places[i].like = (tr__input){tensors[i]->shape, tensors[i]->dtype, tr__device_of(tensors[i])};

@@ -88,7 +88,6 @@ typedef struct tr__dist_place {
 } tr__dist_place;
 
 typedef struct tr__dist_sent {
-    int64_t number;
     int to, n;
     bool unsent;    /* it never left: no gradient will come */
     bool answered;  /* a reply, or one came back for it with tensors that have gradients */

@@ -11,11 +11,14 @@ typedef struct tr__marking {
     int waiting;        /* for so many answers, and for its own walk */
 } tr__marking;
 
-/* What waits in a part's inbox. */
+/* What a part's inbox takes besides messages. */
+enum { TR__DIST_ENGAGE = TR__DIST_KINDS, TR__DIST_ROOTS };
+
+/* What waits there. */
 typedef struct tr__item {
     struct tr__item *next;
-    enum { TR__ENGAGE, TR__ROOTS, TR__GRADIENT, TR__MARK, TR__START } kind;
-    tr__marking *marking; /* TR__MARK */
+    int kind; /* of a message, or one of those */
+    tr__marking *marking; /* MARK */
     int n_gradients;
     tr_tensor *gradients[TR__DIST_TENSORS]; /* kept */
     int n_numbers;

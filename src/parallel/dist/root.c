@@ -22,8 +22,8 @@ static tr_status take_roots(tr__dist_part *p, tr_tensor *const *roots, tr_tensor
 /* What the root's inbox begins with. */
 static tr_status fill_inbox(tr__dist_part *p)
 {
-    tr__item *begin = tr__part_item(p->smart ? TR__MARK : TR__ENGAGE, NULL, 0);
-    tr__item *roots = tr__part_item(TR__ROOTS, NULL, 0);
+    tr__item *begin = tr__part_item(p->smart ? TR__DIST_MARK : TR__DIST_ENGAGE, NULL, 0);
+    tr__item *roots = tr__part_item(TR__DIST_ROOTS, NULL, 0);
     tr__marking *m = p->smart ? calloc(1, sizeof *m) : NULL;
     if (!begin || !roots || (p->smart && !m)) {
         free(begin);
