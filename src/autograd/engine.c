@@ -25,6 +25,7 @@ typedef struct stop {
     tr_tensor *leaf;
     int pending;       /* gradients that have yet to arrive */
     bool begun;        /* its gradients for boundaries have been computed */
+    bool reached;      /* it has run; a leaf: its hooks have */
     tr_tensor *grads[TR_OP_MAX_OUTPUTS]; /* references: of the node's outputs, or [0] of the leaf; NULL: none so far */
 } stop;
 
@@ -219,6 +220,7 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
 {
     tr_tensor *t = at->leaf, *g = at->grads[0];
     b->unfinished--;
+    at->reached = !g;
     if (!g) return TR_OK;
     if (b->sink)
         TR__TRY(b->sink->leaf(b->sink->user, t, g, &g));
@@ -229,6 +231,7 @@ static tr_status finish_leaf(tr__backward *b, stop *at)
     at->grads[0] = NULL;
     b->deferred = false;
     TR__TRY(call_hooks(b, t, final));
+    at->reached = true;
     if (b->deferred) return TR_OK;
     if (t->leaf->consumer) return t->leaf->consumer->consume(t->leaf->consumer);
     return b->sink ? b->sink->complete(b->sink->user, t) : TR_OK;
@@ -414,6 +417,7 @@ static tr_status run_node(tr__backward *b, size_t index)
         status = b->sink->leave(b->sink->user, node, at->grads);
     else if (any)
         status = call_backward(b, node, now, at->grads, grads);
+    at->reached = status == TR_OK;
     if (again && status == TR_OK) {
         at->begun = true;
         push_ready(b, index);
@@ -486,9 +490,23 @@ void tr__backward_cancel(const tr__backward *b, tr_status status)
     for (size_t i = 0; i < b->n_callbacks; i++) b->callbacks[i].cancel(b->callbacks[i].user, b, status);
 }
 
+/* After a failure: other ranks wait for what is not reached any more. */
+static void tell_unreached(tr__backward *b)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        const tr__node *node = b->stops[i].node;
+        tr_tensor *leaf = b->stops[i].leaf;
+        if (b->stops[i].reached) continue;
+        if (node && !node->released && node->op->flags & TR__OP_JOINT)
+            (void)!node->op->backward(&(tr_backward_call){.op = node->op, .attrs = node->attrs});
+        if (leaf && atomic_load(&leaf->leaf->averagers)) (void)!call_hooks(b, leaf, NULL);
+    }
+}
+
 /* Frees what a backward has. */
 static tr_status finish(tr__backward *b, tr_status status)
 {
+    if (status != TR_OK) tell_unreached(b);
     status = tr__backward_finish(b, status);
     for (size_t i = 0; i < b->count; i++)
         for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);

@@ -121,7 +121,7 @@ static tr_status call_plain(tr_tensor *leaf, tr_tensor *grad, void *user, tr__ba
 {
     (void)backward;
     const plain_hook *plain = user;
-    return plain->function(leaf, grad, plain->user);
+    return grad ? plain->function(leaf, grad, plain->user) : TR_OK;
 }
 
 int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)

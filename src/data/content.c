@@ -2,7 +2,6 @@
 
 #include "base/crc32c.h"
 #include "data/dataset.h"
-#include "data/text.h"
 #include "tensor/checksum.h"
 
 #include <inttypes.h>
@@ -24,11 +23,6 @@ void tr__content_add(tr__content *c, const void *data, size_t bytes)
         if (i == PIECES - 1) at = bytes - PIECE_BYTES;
         c->crc32c = tr__crc32c(c->crc32c, (const char *)data + at, PIECE_BYTES);
     }
-}
-
-static const char *of_which(const tr__content *c)
-{
-    return c->sampled ? " of a sample" : "";
 }
 
 /* ---- Datasets ------------------------------------------------------------------------------------------------------ */
@@ -77,26 +71,11 @@ void tr__dataset_say(tr_dataset *set, const char *name, bool values, tr__facts *
     char looks[SAMPLE_TEXT] = "", under[64];
     if (set->laid_out) snprintf(looks, sizeof looks, " of %s %s", tr_dtype_name(set->x.dtype), TR__TEXT(set->x.shape));
     tr__facts_say(facts, name, "%" PRId64 " samples%s (CRC-32C %08" PRIx32 "%s)", set->count, looks, content.crc32c,
-        of_which(&content));
+        content.sampled ? " of a sample" : "");
     snprintf(under, sizeof under, "%s.samples", name);
     if (!content.computed || !set->count) return;
     if (values)
         say_values(set, under, facts);
     else
         tr__facts_say(facts, under, "not asked for");
-}
-
-/* ---- Texts --------------------------------------------------------------------------------------------------------- */
-
-void tr__text_say(const tr_text *text, tr__facts *facts)
-{
-    tr__content content = {0};
-    int64_t training = tr_text_tokens(text, false), count = training + tr_text_tokens(text, true);
-    if (text->tokens)
-        tr__content_add(&content, text->tokens, (size_t)count * sizeof *text->tokens);
-    else
-        tr__content_add(&content, text->bytes, (size_t)count);
-    tr__facts_say(facts, "tokenizer", "%s", *text->tokenizer ? text->tokenizer : "none");
-    tr__facts_say(facts, "data", "%" PRId64 " %s (%" PRId64 " to train on, CRC-32C %08" PRIx32 "%s)", count,
-        text->tokens ? "tokens" : "bytes", training, content.crc32c, of_which(&content));
 }

@@ -22,7 +22,5 @@ void tr__content_add(tr__content *content, const void *data, size_t bytes);
  * function makes samples, what three of them are under "data.samples", if their values are wanted. A NULL set adds
  * nothing. */
 void tr__dataset_say(tr_dataset *set, const char *name, bool values, tr__facts *facts);
-/* The same of a text, "data", and of the tokenizer that cut it, "tokenizer". */
-void tr__text_say(const tr_text *text, tr__facts *facts);
 
 #endif

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "base/thread.h"
+#include "comm/group/agree.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -259,22 +260,11 @@ static tr_status check(const tr_loader_options *o)
     return TR_OK;
 }
 
-/* The ranks of .group compare their samplers next. A rank that cannot make its loader reports that first, so no other waits. */
-static tr_status agree(tr_group *group, tr_status own)
-{
-    if (!group || tr__error_of(group) || tr_world_size(group) == 1) return own;
-    tr__error *error = own == TR_OK ? NULL : tr__error_take();
-    int32_t failed = error != NULL;
-    tr_status status = tr_all_reduce(group, &failed, 1, .dtype = TR_I32, .op = TR_SUM);
-    if (error) return tr__error_restore(error);
-    if (status != TR_OK || !failed) return status;
-    return tr__fail(TR_PEER, "loader: it failed on %d of the other ranks", (int)failed);
-}
-
 static tr_status fill(tr_loader *l, const tr_loader_options *o)
 {
     TR_SCOPE;
-    TR__TRY(agree(o->group, check(o)));
+    tr_status own = check(o);
+    if (own != TR_OK) return tr__agree(o->group, "loader", own, NULL); /* the others compare their samplers, and hear of it there */
     tr_sampler *sampler = o->sampler;
     if (!sampler)
         sampler = tr_distributed_sampler(o->set->count, .group = o->group, .in_order = !o->shuffle, .seed = o->seed);

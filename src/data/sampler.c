@@ -43,7 +43,7 @@ static tr_status take_stretches(tr_sampler *s, int64_t batch)
 }
 
 /* Ranks that divide different orders would learn from some samples twice and from others never. */
-static tr_status compare(const tr_sampler *s, const tr_distributed_sampler_options *o)
+static tr_status compare(const tr_sampler *s, const tr_distributed_sampler_options *o, tr_status own)
 {
     tr__facts facts = {0};
     tr__facts_say(&facts, "count", "%" PRId64, s->count);
@@ -51,7 +51,7 @@ static tr_status compare(const tr_sampler *s, const tr_distributed_sampler_optio
     if (s->shuffle) tr__facts_say(&facts, "seed", "%" PRIu64, s->seed);
     tr__facts_say(&facts, "global_batch", "%" PRId64, o->global_batch);
     tr__facts_say(&facts, "drop_last", "%s", o->drop_last ? "true" : "false");
-    return tr__agree_once(s->group, "distributed_sampler", &facts);
+    return tr__agree_once(s->group, "distributed_sampler", own, &facts);
 }
 
 static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
@@ -65,13 +65,13 @@ static tr_status fill(tr_sampler *s, const tr_distributed_sampler_options *o)
         s->rank = tr_rank(o->group);
         s->world_size = tr_world_size(o->group);
     }
-    if (s->count < 0)
-        return tr__fail(TR_INVALID, "distributed_sampler: the count must be 0 or more, not %" PRId64, s->count);
     if (s->world_size < 1 || s->rank < 0 || s->rank >= s->world_size)
         return tr__fail(TR_INVALID, "distributed_sampler: no rank %d in a world of %d", s->rank, s->world_size);
     s->shuffle = !o->in_order;
     s->seed = o->seed;
-    if (s->group) TR__TRY(compare(s, o));
+    tr_status own = TR_OK;
+    if (s->count < 0) own = tr__fail(TR_INVALID, "distributed_sampler: the count must be 0 or more, not %" PRId64, s->count);
+    TR__TRY(s->group ? compare(s, o, own) : own);
     if (o->global_batch) return take_stretches(s, o->global_batch);
     s->length = s->count / s->world_size;
     if (!o->drop_last && s->count % s->world_size) s->length++;

@@ -93,11 +93,12 @@ static subtotal *subtotal_of(subtotal *all, int *n, const tr__leaf *leaf)
     return &all[(*n)++];
 }
 
-/* Shards are added up within their stage, then the stages. All ranks make the same calls, whatever gradients they have. */
-static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
+/* Shards are added up within their stage, then the stages. All ranks make the same calls, whatever gradients they have, and also
+ * after a failure, here or on another rank: so each of them hears of it. */
+static tr_status add_up_over_ranks(subtotal *all, int n, tr_status own, double *total)
 {
     for (int i = 0; i < n; i++)
-        if (all[i].shards) TR__TRY(all[i].shards->add_up(all[i].shards->group, &all[i].sum));
+        if (all[i].shards) own = all[i].shards->add_up(all[i].shards->group, own, &all[i].sum);
     *total = 0;
     for (int i = 0; i < n; i++) {
         int first = 0;
@@ -105,10 +106,10 @@ static tr_status add_up_over_ranks(subtotal *all, int n, double *total)
         if (first != i) continue; /* the first one of a pipeline adds up the others of it */
         double sum = 0;
         for (int k = i; k < n; k++) sum += same_ranks(all[k].stages, all[i].stages) ? all[k].sum : 0;
-        if (all[i].stages) TR__TRY(all[i].stages->add_up(all[i].stages->group, &sum));
+        if (all[i].stages) own = all[i].stages->add_up(all[i].stages->group, own, &sum);
         *total += sum;
     }
-    return TR_OK;
+    return own;
 }
 
 static void add_squares(const void *arg, int64_t begin, int64_t end, double sums[2])
@@ -176,19 +177,21 @@ tr_status tr__grad_norms(const tr_optimizer *o, double *norms)
     return TR_OK;
 }
 
-tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst)
+tr_status tr__grad_squares(const tr_optimizer *o, tr_status own, double *total, const char **worst)
 {
-    double *squares = malloc((size_t)o->count * sizeof *squares);
+    TR__TRY(tr_status_of(o)); /* such a one does not know which ranks there are */
+    double *squares = calloc((size_t)o->count, sizeof *squares);
     subtotal *subtotals = malloc((size_t)o->count * sizeof *subtotals);
     int n = 0;
     *worst = NULL;
-    tr_status status = squares && subtotals ? all_squares(o, squares) : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    for (int i = 0; i < o->count && status == TR_OK; i++) {
+    if (own == TR_OK) own = squares ? all_squares(o, squares) : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->count && subtotals; i++) {
         const tr_tensor *leaf = tr_list_at(o->list, i);
-        if (!isfinite(squares[i]) && !*worst) *worst = tr_list_name(o->list, i);
-        subtotal_of(subtotals, &n, leaf->leaf)->sum += squares[i];
+        if (own == TR_OK && !isfinite(squares[i]) && !*worst) *worst = tr_list_name(o->list, i);
+        subtotal_of(subtotals, &n, leaf->leaf)->sum += own == TR_OK ? squares[i] : 0;
     }
-    if (status == TR_OK) status = add_up_over_ranks(subtotals, n, total);
+    tr_status status = subtotals ? add_up_over_ranks(subtotals, n, own, total)
+                                 : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
     free(squares);
     free(subtotals);
     return status;
@@ -219,12 +222,13 @@ tr_status tr_clip_grad_norm_at(tr_optimizer *optimizer, double max_norm, double 
     TR__CALLED_AT(file, line);
     if (!optimizer) return tr__fail(TR_INVALID, "tr_clip_grad_norm: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
-    if (!(max_norm > 0))
-        return tr__fail(TR_INVALID, "tr_clip_grad_norm: max_norm must be more than 0, not %g", max_norm);
-    TR__TRY(tr__in_backward_refuse(optimizer, "tr_clip_grad_norm", "the norm is known when parameters have been updated already"));
+    tr_status status = !(max_norm > 0)
+                           ? tr__fail(TR_INVALID, "tr_clip_grad_norm: max_norm must be more than 0, not %g", max_norm)
+                           : tr__in_backward_refuse(optimizer, "tr_clip_grad_norm",
+                                 "the norm is known when parameters have been updated already");
     const char *worst;
     double total;
-    TR__TRY(tr__grad_squares(optimizer, &total, &worst));
+    TR__TRY(tr__grad_squares(optimizer, status, &total, &worst));
     total = sqrt(total);
     if (norm) *norm = total;
     if (worst)

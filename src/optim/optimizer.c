@@ -420,6 +420,12 @@ tr_status tr__measure(const tr__update *update, double sums[2])
     return tr__sum_blocks(tr__pool_of(update->leaf), update->count, measure, update, sums);
 }
 
+tr_status tr__optimizer_tell(const tr_optimizer *o, tr_status status)
+{
+    if (status != TR_OK && o->give_up) o->give_up(o->sharing);
+    return status;
+}
+
 /* What the other ranks have updated. */
 static tr_status gather_parameters(tr_optimizer *o)
 {
@@ -464,19 +470,23 @@ static void watch_scope(tr_optimizer *o)
         steps, held - o->scope_watch.held_first, tr_device_name(device, name), 1e-6 * (double)(memory.in_use - o->scope_watch.bytes));
 }
 
+static tr_status step(tr_optimizer *o)
+{
+    tr__stretch s;
+    for (int at = 0; tr__next_stretch(o, true, &at, &s);) {
+        add_steps(o, s.first, s.last, 1);
+        TR__TRY(update_stretch(o, &s, NULL));
+    }
+    return o->gather ? gather_parameters(o) : TR_OK;
+}
+
 tr_status tr_step_at(tr_optimizer *optimizer, const char *file, int line)
 {
     TR__CALLED_AT(file, line);
     if (!optimizer) return tr__fail(TR_INVALID, "tr_step: the optimizer is NULL");
     TR__TRY(tr_status_of(optimizer));
     watch_scope(optimizer);
-    if (optimizer->in_backward) return tr__in_backward_step(optimizer);
-    tr__stretch s;
-    for (int at = 0; tr__next_stretch(optimizer, true, &at, &s);) {
-        add_steps(optimizer, s.first, s.last, 1);
-        TR__TRY(update_stretch(optimizer, &s, NULL));
-    }
-    return optimizer->gather ? gather_parameters(optimizer) : TR_OK;
+    return optimizer->in_backward ? tr__in_backward_step(optimizer) : tr__optimizer_tell(optimizer, step(optimizer));
 }
 
 tr_status tr__step_one(tr_optimizer *o, int i)
@@ -550,10 +560,10 @@ typedef tr_tensor *states[TR__STATES];
 static tr_status whole_states(const tr_optimizer *o, states **whole)
 {
     *whole = calloc((size_t)o->n_parts, sizeof **whole);
-    if (!*whole) return tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
-    for (int i = 0; i < o->n_parts; i++)
-        for (int k = 0; k < o->n_states; k++) TR__TRY(whole_state(o, &o->parts[i], k, &(*whole)[i][k]));
-    return TR_OK;
+    tr_status status = *whole ? TR_OK : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->n_parts && status == TR_OK; i++)
+        for (int k = 0; k < o->n_states && status == TR_OK; k++) status = whole_state(o, &o->parts[i], k, &(*whole)[i][k]);
+    return tr__optimizer_tell(o, status);
 }
 
 static tr_status list_state(const tr_optimizer *o, states *whole, tr_tensor_list *state)

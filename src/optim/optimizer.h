@@ -113,8 +113,9 @@ struct tr_optimizer {
     int n_parts;
 
     /* How ranks share the work (parallel/sharded.c); NULL: they do not. gather() makes flat, [end - begin] of a part of which
-     * every rank has its shard, whole on all ranks. */
+     * every rank has its shard, whole on all ranks. give_up(): this rank will not, for the thread's latest failure. */
     tr_status (*gather)(void *sharing, const tr__optimizer_part *part, tr_tensor *flat);
+    void (*give_up)(void *sharing);
     void *sharing; /* a reference to an object */
 
     tr__in_backward *in_backward; /* NULL: it steps in tr_step() */
@@ -143,8 +144,9 @@ tr_status tr__sum_blocks(tr__pool *pool, int64_t count, tr__sum_function add, co
 /* Two such sums over all elements of a run, by the rule's measure kernel. */
 tr_status tr__measure(const tr__update *update, double sums[2]);
 /* The square of the joint norm of all gradients, those of other ranks' shards and stages among them; not finite when one of them
- * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c). */
-tr_status tr__grad_squares(const tr_optimizer *o, double *total, const char **worst);
+ * is not. *worst: the first parameter of this rank's whose own is not, or NULL. Collective where there are such ranks (clip.c): they
+ * hear of a failure that this rank has had before, which is `own`. */
+tr_status tr__grad_squares(const tr_optimizer *o, tr_status own, double *total, const char **worst);
 /* The norm of each parameter's own gradient, in the order of the list; 0 where there is none. norms: [count] */
 tr_status tr__grad_norms(const tr_optimizer *o, double *norms);
 /* Scales gradients whose joint norm is `norm` so that it is at most max_norm. */
@@ -168,6 +170,8 @@ typedef struct tr__stretch {
  * the rule's kernel can update, with the same step count, learning rate and decay. */
 bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__stretch *out);
 
+/* Returns status. Where ranks share the work and it is a failure, they hear of it: they wait for what this rank has failed to do. */
+tr_status tr__optimizer_tell(const tr_optimizer *optimizer, tr_status status);
 /* Updates the parameter of list entry i alone, or parameters[at], by the gradient that it has; not where ranks share the work. */
 tr_status tr__step_one(tr_optimizer *optimizer, int i);
 tr_status tr__step_at(tr_optimizer *optimizer, int at);

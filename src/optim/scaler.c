@@ -74,14 +74,15 @@ static unscaled *find(const tr_grad_scaler *s, const tr_optimizer *o)
     return NULL;
 }
 
-static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o)
+/* own: what is wrong here. Ranks that have other parts of the parameters hear of it. */
+static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o, tr_status own)
 {
-    unscaled *more = realloc(s->unscaled, ((size_t)s->count + 1) * sizeof *more);
-    if (!more) return tr__fail(TR_NO_MEMORY, "grad_scaler: out of memory");
-    s->unscaled = more;
+    unscaled *more = own == TR_OK ? realloc(s->unscaled, ((size_t)s->count + 1) * sizeof *more) : NULL;
+    if (more) s->unscaled = more;
+    else if (own == TR_OK) own = tr__fail(TR_NO_MEMORY, "grad_scaler: out of memory");
     double squares;
     const char *worst;
-    TR__TRY(tr__grad_squares(o, &squares, &worst));
+    TR__TRY(tr__grad_squares(o, own, &squares, &worst));
     bool finite = isfinite(squares);
     if (finite) TR__TRY(tr__grad_multiply(o, 1 / s->scale));
     s->unscaled[s->count++] = (unscaled){tr__ref(o), finite, false};
@@ -91,25 +92,32 @@ static tr_status unscale(tr_grad_scaler *s, tr_optimizer *o)
 tr_status tr_unscale_grad_at(tr_grad_scaler *s, tr_optimizer *o, bool *finite, const char *file, int line)
 {
     TR__CALLED_AT(file, line);
-    TR__TRY(check("tr_unscale_grad", s, o));
-    if (find(s, o)) return tr__fail(TR_STATE, "tr_unscale_grad: the gradients are divided already: call tr_update_scale() after "
-        "each step");
-    TR__TRY(unscale(s, o));
+    tr_status status = check("tr_unscale_grad", s, o);
+    if (status == TR_OK && find(s, o))
+        status = tr__fail(TR_STATE, "tr_unscale_grad: the gradients are divided already: call tr_update_scale() after each step");
+    TR__TRY(o ? unscale(s, o, status) : status);
     if (finite) *finite = find(s, o)->finite;
     return TR_OK;
 }
 
-tr_status tr_scaled_step_at(tr_grad_scaler *s, tr_optimizer *o, const char *file, int line)
+static tr_status scaled_step(tr_grad_scaler *s, tr_optimizer *o)
 {
-    TR__CALLED_AT(file, line);
-    TR__TRY(check("tr_scaled_step", s, o));
-    if (!find(s, o)) TR__TRY(unscale(s, o));
+    tr_status status = check("tr_scaled_step", s, o);
+    if (o && (status != TR_OK || !find(s, o))) status = unscale(s, o, status);
+    TR__TRY(status);
     unscaled *found = find(s, o);
     if (found->stepped) return tr__fail(TR_STATE, "tr_scaled_step: the optimizer has been stepped already: call "
         "tr_update_scale() after each step");
     if (found->finite) TR__TRY(tr_step(o));
     found->stepped = true;
     return TR_OK;
+}
+
+tr_status tr_scaled_step_at(tr_grad_scaler *s, tr_optimizer *o, const char *file, int line)
+{
+    TR__CALLED_AT(file, line);
+    tr_status status = scaled_step(s, o);
+    return o ? tr__optimizer_tell(o, status) : status;
 }
 
 bool tr_update_scale(tr_grad_scaler *s)

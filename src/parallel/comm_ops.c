@@ -5,7 +5,10 @@
  *   copy_to     x, the same on all ranks, goes on as it is     all_reduce      the sum of the ranks' x
  *   scatter_to  this rank's block of x, which all have         gather_from     the blocks of all ranks
  *   all_gather  the blocks of all ranks                        reduce_scatter  this rank's block of the sum of the ranks' x
+ *
+ * A rank whose x is in error, or which fails in a step or before it comes to one, breaks the group: the others would wait for it.
  */
+#include "comm/control.h"
 #include "ops/op.h"
 #include "parallel/object_tensor.h"
 
@@ -24,23 +27,19 @@ typedef enum step {
 
 typedef struct comm_attrs {
     step forward, backward;
+    tr_group *group; /* the holder's */
     int dim;
     const char *file;
     int line;
 } comm_attrs;
 
-enum { HOLDER, X }; /* inputs */
-
-static tr_group *group_of(const tr_tensor *holder)
-{
-    return tr__object_of_tensor(holder);
-}
+enum { HOLDER, X }; /* inputs; the first one keeps the group */
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------------- */
 
-static tr_status collect(const comm_attrs *a, tr_group *group, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out)
+static tr_status collect(const comm_attrs *a, tr_collective_kind kind, const tr_tensor *in, tr_tensor *out)
 {
-    return tr_collective_tensor(group, kind, in, out, TR_SUM, 0, 0, a->file, a->line);
+    return tr_collective_tensor(a->group, kind, in, out, TR_SUM, 0, 0, a->file, a->line);
 }
 
 /* Block b of `blocks` equal ones along a dimension, in place. */
@@ -83,8 +82,9 @@ static tr_status copy_blocks(tr_tensor *blocks, tr_tensor *whole, int dim, bool 
 }
 
 /* out: row-major, of the shape that the step gives. */
-static tr_status take_step(step s, const comm_attrs *a, tr_group *group, tr_tensor *out, tr_tensor *x)
+static tr_status take_step(step s, const comm_attrs *a, tr_tensor *out, tr_tensor *x)
 {
+    tr_group *group = a->group;
     TR_SCOPE;
     TR_NO_GRAD;
     if (s == PASS) return TR_OK;
@@ -95,17 +95,17 @@ static tr_status take_step(step s, const comm_attrs *a, tr_group *group, tr_tens
     }
     if (s == SUM) {
         TR__TRY(tr_copy_into(out, x));
-        return collect(a, group, TR_ALL_REDUCE, NULL, out);
+        return collect(a, TR_ALL_REDUCE, NULL, out);
     }
     x = tr_contiguous(x);
     TR__TRY(tr_status_of(x));
     tr_collective_kind kind = s == JOIN ? TR_ALL_GATHER : TR_REDUCE_SCATTER;
-    if (outermost(x->shape, a->dim)) return collect(a, group, kind, x, out);
+    if (outermost(x->shape, a->dim)) return collect(a, kind, x, out);
     /* Blocks along an inner dimension are gathered into memory where they lie one after the other, or scattered from there. */
     tr_tensor *blocks = apart(s == JOIN ? out : x, a->dim, tr_world_size(group));
     TR__TRY(tr_status_of(blocks));
     if (s != JOIN) TR__TRY(copy_blocks(blocks, x, a->dim, false));
-    TR__TRY(collect(a, group, kind, s == JOIN ? x : blocks, s == JOIN ? blocks : out));
+    TR__TRY(collect(a, kind, s == JOIN ? x : blocks, s == JOIN ? blocks : out));
     return s == JOIN ? copy_blocks(blocks, out, a->dim, true) : TR_OK;
 }
 
@@ -125,29 +125,33 @@ static tr_status infer(tr_op_call *call)
 {
     const comm_attrs *a = call->attrs;
     const tr_tensor *x = call->inputs[X];
-    const tr_group *group = group_of(call->inputs[HOLDER]);
+    tr_group *group = a->group;
     int world = tr_world_size(group);
     if ((a->forward == OWN || a->forward == SUM_OWN) && x->shape.dim[a->dim] % world)
         return tr__fail(TR_SHAPE, "%s: dimension %d of %s does not divide by %d ranks", call->op->name, a->dim,
             TR__TEXT(x->shape), world);
     call->outputs[0] = result_of(a->forward, a->dim, group, x);
     call->n_outputs = 1;
-    return tr_status_of(call->outputs[0]);
+    return tr__group_tell(group, tr_status_of(call->outputs[0]));
 }
 
 static tr_status forward(tr_op_call *call)
 {
     const comm_attrs *a = call->attrs;
-    return take_step(a->forward, a, group_of(call->inputs[HOLDER]), call->outputs[0], call->inputs[X]);
+    return tr__group_tell(a->group, take_step(a->forward, a, call->outputs[0], call->inputs[X]));
 }
 
 static tr_status backward(tr_backward_call *call)
 {
     const comm_attrs *a = call->attrs;
-    tr_group *group = group_of(call->inputs[HOLDER]);
-    tr_tensor *dy = call->grad_outputs[0], *dx = result_of(a->backward, a->dim, group, dy);
-    TR__TRY(tr_status_of(dx));
-    TR__TRY(take_step(a->backward, a, group, dx, dy));
+    if (!call->grad_outputs) { /* TR__OP_JOINT */
+        if (a->backward != PASS && a->backward != OWN) tr__group_give_up(a->group);
+        return TR_OK;
+    }
+    tr_tensor *dy = call->grad_outputs[0], *dx = result_of(a->backward, a->dim, a->group, dy);
+    tr_status status = tr_status_of(dx);
+    if (status == TR_OK) status = take_step(a->backward, a, dx, dy);
+    TR__TRY(tr__group_tell(a->group, status));
     call->grad_inputs[X] = dx;
     return TR_OK;
 }
@@ -155,7 +159,8 @@ static tr_status backward(tr_backward_call *call)
 #define OP(text)                                                                                          \
     {                                                                                                     \
         .size = sizeof(tr_op), .name = (text), .attrs_size = sizeof(comm_attrs), .infer = infer,          \
-        .forward = forward, .backward = backward, .saves_inputs = 1u << HOLDER, .flags = TR__OP_ANYWHERE, \
+        .forward = forward, .backward = backward, .saves_inputs = 1u << HOLDER,                           \
+        .flags = TR__OP_ANYWHERE | TR__OP_JOINT,                                                          \
     }
 static const struct {
     tr_op op;
@@ -175,9 +180,9 @@ tr_tensor *tr_collective_op(tr_collective_op_kind kind, tr_group *group, tr_tens
     if ((size_t)kind >= sizeof kinds / sizeof *kinds) return tr__tensor_fail(TR_INVALID, "%d is no collective op", (int)kind);
     const char *name = kinds[kind].op.name;
     if (!x || !group) return tr__tensor_fail(TR_INVALID, "%s: it takes a group and a tensor, not NULL", name);
-    if (tr__bad(x)) return tr__tensor_pass(x);
     if (tr__error_of(group)) return tr__tensor_pass(group);
-    comm_attrs attrs = {kinds[kind].forward, kinds[kind].backward, 0, file, line};
+    if (tr__group_tell(group, tr_status_of(x)) != TR_OK) return tr__tensor_pass(x);
+    comm_attrs attrs = {kinds[kind].forward, kinds[kind].backward, group, 0, file, line};
     if (kinds[kind].has_dim && tr__dim(name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
     if (tr_world_size(group) == 1) return x;
     TR_SCOPE;

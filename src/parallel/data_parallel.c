@@ -17,7 +17,7 @@
 #include "ops/op.h"
 #include "ops/segment.h"
 #include "parallel/object_tensor.h"
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 #include "parallel/mirror.h"
 #include "parallel/workers.h"
 #include "tensor/numbers.h"

@@ -475,10 +475,14 @@ static tr_status backward_begins(tr__ddp *d, tr__backward *backward)
 
 static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
 {
-    (void)grad;
     tr__ddp_param *p = user;
     tr__ddp *d = p->ddp;
     if (!leaf->requires_grad) return TR_OK;
+    if (!grad) { /* nor will it be; what the module has begun ends with its backward */
+        TR__KEEP_ERROR;
+        if (!d->paused && !d->running) break_group(d, tr__kept_error->status);
+        return TR_OK;
+    }
     if (d->paused && leaf->leaf->consumer)
         return tr__fail(TR_UNSUPPORTED, "ddp: tr_ddp_sync() is off, and an optimizer steps parameter %s in backward "
             "(tr_step_in_backward()), which cannot wait for the gradients of later backwards", TR__TEXT(leaf->shape));
@@ -592,7 +596,8 @@ static bool steps_in_backward(const tr_tensor_list *state)
 static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb, const tr_tensor_list *state)
 {
     tr__facts facts = {0};
-    tr_status status = TR_OK;
+    tr_status status = o->module ? tr_status_of(state) : tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
+    if (status != TR_OK) return tr__agree(d->group, "ddp", status, NULL);
     tr__facts_say(&facts, "modules_may_differ", "%s", o->modules_may_differ ? "on" : "off");
     tr__facts_number(&facts, "bucket_mb", bucket_mb);
     tr__facts_say(&facts, "check_every", "%" PRId64, d->check_every);
@@ -606,9 +611,7 @@ static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double
         if (detail) tr__facts_say(&facts, "model", "%s (%s)", tr_module_name(o->module), detail);
         status = tr__parts_say(o->module, false, &facts);
     }
-    if (status == TR_OK) return tr__agree_once(d->group, "ddp", &facts);
-    tr__facts_free(&facts);
-    return status;
+    return tr__agree_once(d->group, "ddp", status, &facts);
 }
 
 static tr_status check_options(const tr__ddp *d, const tr_ddp_options *o, double bucket_mb)
@@ -625,25 +628,11 @@ static tr_status check_options(const tr__ddp *d, const tr_ddp_options *o, double
     return o->hook->start ? TR_OK : tr__fail(TR_INVALID, "ddp: .hook has no .start");
 }
 
-static tr_status build(tr__ddp *d, const tr_ddp_options *o)
+/* What this rank does by itself. */
+static tr_status take_module(tr__ddp *d, const tr_ddp_options *o, tr_tensor_list *state)
 {
-    d->group = tr_keep(o->group);
-    TR__TRY(tr_status_of(o->module));
-    TR__TRY(tr_status_of(o->group));
-    if (!o->module || !o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
-    double bucket_mb = TR__OR(o, bucket_mb, 25);
-    d->check_every = tr__replicas_every(TR__OR(o, check_every, TR__CHECK_EVERY));
-    tr_tensor_list *state = tr_state_dict(o->module);
-    TR__TRY(tr_status_of(state));
-    /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
-    TR__TRY(compare_ranks(d, o, bucket_mb, state));
-    TR__TRY(check_options(d, o, bucket_mb));
-    if (tr_world_size(o->group) == 1) return TR_OK;
-    if (o->hook) d->hook = *o->hook;
-    if (o->compress != TR_F32) d->hook = tr__ddp_compress_hook(d, o->compress);
     d->state = tr_keep(o->local_buffers ? tr_parameters(o->module) : state);
     TR__TRY(take_parameters(d, o->module));
-    d->bucket_bytes = bucket_mb * (1 << 20);
     for (int i = 0; i < d->n_params; i++) {
         tr__ddp_param *p = &d->params[i];
         p->hook = tr__leaf_hook_add(p->leaf, gradient_is_final, p);
@@ -651,7 +640,25 @@ static tr_status build(tr__ddp *d, const tr_ddp_options *o)
         bool sole = atomic_fetch_add(&p->leaf->leaf->averagers, 1) == 0 && tr__device_of(p->leaf).kind == TR_CPU;
         if (sole) p->leaf->leaf->averager = &p->averager;
     }
-    if (!o->local_buffers) TR__TRY(tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module))));
+    return o->local_buffers ? TR_OK : tr__buffers_gather(&d->buffers, buffers_in(state, tr_parameters(o->module)));
+}
+
+static tr_status build(tr__ddp *d, const tr_ddp_options *o)
+{
+    TR__TRY(tr_status_of(o->group));
+    if (!o->group) return tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
+    d->group = tr_keep(o->group);
+    double bucket_mb = TR__OR(o, bucket_mb, 25);
+    d->check_every = tr__replicas_every(TR__OR(o, check_every, TR__CHECK_EVERY));
+    tr_tensor_list *state = tr_state_dict(o->module);
+    /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
+    TR__TRY(compare_ranks(d, o, bucket_mb, state));
+    TR__TRY(check_options(d, o, bucket_mb));
+    if (tr_world_size(o->group) == 1) return TR_OK;
+    if (o->hook) d->hook = *o->hook;
+    if (o->compress != TR_F32) d->hook = tr__ddp_compress_hook(d, o->compress);
+    d->bucket_bytes = bucket_mb * (1 << 20);
+    TR__TRY(tr__agree(o->group, "ddp", take_module(d, o, state), NULL));
     TR__TRY(broadcast_all(state, o->group));
     d->number = tr__group_next_module(o->group);
     return TR_OK;

@@ -48,10 +48,11 @@ static tr_status compare(const tr_mesh_options *o)
     tr__facts_say(&facts, "dp", "%d", o->dp);
     tr__facts_say(&facts, "tp", "%d", TR__OR(o, tp, 1));
     tr__facts_say(&facts, "pp", "%d", TR__OR(o, pp, 1));
-    return tr__agree_once(o->world, "mesh", &facts);
+    return tr__agree_once(o->world, "mesh", TR_OK, &facts);
 }
 
-/* rank = (pp * DP + dp) * TP + tp. Ranks that differ in one place only are a group, in the order of that place. */
+/* rank = (pp * DP + dp) * TP + tp. Ranks that differ in one place only are a group, in the order of that place. All ranks make all
+ * groups, also when one of them has failed here: the others would wait in the next. */
 static tr_status split(tr_mesh *mesh, tr_group *world, const int size[TR_MESH_AXES])
 {
     int rank = tr_rank(world), place[TR_MESH_AXES], stride[TR_MESH_AXES];
@@ -61,9 +62,10 @@ static tr_status split(tr_mesh *mesh, tr_group *world, const int size[TR_MESH_AX
     for (int i = 0; i < TR_MESH_AXES; i++) {
         place[i] = rank / stride[i] % size[i];
         mesh->groups[i] = tr_keep(tr_group_split(world, rank - place[i] * stride[i], place[i]));
-        TR__TRY(tr_status_of(mesh->groups[i]));
     }
-    return TR_OK;
+    tr_status status = TR_OK;
+    for (int i = 0; i < TR_MESH_AXES && status == TR_OK; i++) status = tr_status_of(mesh->groups[i]);
+    return tr__agree(world, "mesh", status, NULL);
 }
 
 tr_mesh *tr_mesh_new_with(const tr_mesh_options *options)

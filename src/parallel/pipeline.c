@@ -225,14 +225,15 @@ static tr_status check_stages(const tr_pipeline *p)
     return TR_OK;
 }
 
-/* A rank that expects another number of micro-batches would wait for what nobody sends. */
-static tr_status compare_options(tr_pipeline *p)
+/* A rank that expects another number of micro-batches would wait for what nobody sends; and the others for one whose pipeline could
+ * not be made. */
+static tr_status compare_options(tr_pipeline *p, tr_status own)
 {
-    if (!p->group || p->compared) return TR_OK;
+    if (!p->group || p->compared) return own;
     tr__facts facts = {0};
     tr__facts_say(&facts, "micro_batches", "%d", p->micro_batches);
     tr__facts_say(&facts, "schedule", "%s", p->schedule == TR_GPIPE ? "GPipe" : "1F1B");
-    TR__TRY(tr__agree_once(p->group, "pipeline", &facts));
+    TR__TRY(tr__agree_once(p->group, "pipeline", own, &facts));
     p->compared = true;
     return TR_OK;
 }
@@ -240,15 +241,13 @@ static tr_status compare_options(tr_pipeline *p)
 tr_status tr_pipeline_step_at(tr_pipeline *pipe, tr_tensor *x, tr_tensor *y, double *loss, const char *file, int line)
 {
     TR__CALLED_AT(file, line);
-    TR__TRY(tr_status_of(pipe));
     if (!pipe) return tr__fail(TR_INVALID, "pipeline: it is NULL");
-    TR__TRY(compare_options(pipe));
-    tr_status fit = check_batch(pipe, x, y);
-    if (fit == TR_OK) fit = check_stages(pipe);
-    if (fit != TR_OK && pipe->group) pipe->link->give_up(pipe->link); /* other ranks have begun the step */
-    TR__TRY(fit);
+    TR__TRY(compare_options(pipe, tr_status_of(pipe)));
     job j = {.pipe = pipe, .x = x, .y = y, .forward = !tr_grad_enabled()};
-    tr_status status = tr__workers_run(pipe->workers, pipe->count, member, &j);
+    tr_status status = check_batch(pipe, x, y);
+    if (status == TR_OK) status = check_stages(pipe);
+    if (status == TR_OK) status = tr__workers_run(pipe->workers, pipe->count, member, &j);
+    if (status != TR_OK && pipe->group) pipe->link->give_up(pipe->link); /* other ranks have begun the step */
     for (int i = 0; i < pipe->count; i++)
         for (int m = 0; m < pipe->micro_batches; m++) forget(&pipe->stages[i], m);
     TR__TRY(pipe->link->end(pipe->link, status));
@@ -358,7 +357,6 @@ static tr_status add_stage(tr_pipeline *p, tr_module *module, int index, tr_pipe
 
 static tr_status check_options(const tr_pipeline_options *o)
 {
-    TR__TRY(tr_status_of(o->group));
     if (!o->stages || o->count < 1) return tr__fail(TR_INVALID, "pipeline: %d stages: at least 1", o->stages ? o->count : 0);
     if (o->group && o->count != 1)
         return tr__fail(TR_INVALID, "pipeline: over a group each rank gives its one stage, not %d", o->count);
@@ -371,11 +369,12 @@ static tr_status check_options(const tr_pipeline_options *o)
 
 static tr_status build(tr_pipeline *p, const tr_pipeline_options *o)
 {
+    TR__TRY(tr_status_of(o->group));
+    p->group = tr_keep(o->group);
     TR__TRY(check_options(o));
     p->loss = o->loss;
     p->user = o->user;
     p->schedule = o->schedule;
-    p->group = tr_keep(o->group);
     p->total = o->group ? tr_world_size(o->group) : o->count;
     p->micro_batches = TR__OR(o, micro_batches, 4);
     if (p->micro_batches < 1) return tr__fail(TR_INVALID, "pipeline: %d micro-batches: at least 1", p->micro_batches);

@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/object.h"
+#include "comm/control.h"
+#include "comm/group/agree.h"
 #include "comm/record/ranks_text.h"
 #include "tensor/checksum.h"
 
@@ -68,14 +70,22 @@ static tr_status say_difference(const tr_tensor_list *list, const uint32_t *sums
         "); no majority of the %d ranks tells which is right", words, odd_text, differ, right, name, more, bad, good, world_size);
 }
 
-/* The sums of all tensors, in one: ranks that agree exchange no more than that. */
+enum { SUM, FAILED, SAID }; /* what each rank says first: the sums of all tensors, in one; whether it could not sum them up */
+
+/* Ranks that agree exchange no more than what they say first. */
 static tr_status exchange(tr_group *group, const tr_tensor_list *list, uint32_t *own, uint32_t *all, bool *same)
 {
-    int count = tr_list_count(list), world_size = tr_world_size(group);
-    TR__TRY(tr__checksums(list, own));
-    uint32_t digest = tr__crc32c(0, own, (size_t)count * sizeof *own);
-    TR__TRY(tr_all_gather(group, &digest, all, 1, .dtype = TR_I32));
-    *same = !sums_differ(all, world_size, 1);
+    int count = tr_list_count(list), world_size = tr_world_size(group), failed = 0;
+    tr_status status = tr_status_of(list);
+    if (status == TR_OK) status = tr__checksums(list, own);
+    tr__error *error = status == TR_OK ? NULL : tr__error_take();
+    const uint32_t said[SAID] = {[SUM] = tr__crc32c(0, own, (size_t)count * sizeof *own), [FAILED] = error != NULL};
+    tr_status told = tr_all_gather(group, said, all, SAID, .dtype = TR_I32);
+    if (error) status = tr__error_restore(error);
+    if (told != TR_OK) return status == TR_OK ? told : status;
+    for (int rank = 0; rank < world_size; rank++) failed += all[rank * SAID + FAILED] != 0;
+    if (failed) return tr__agree(group, "replicas", status, NULL);
+    *same = !sums_differ(all, world_size, SAID);
     return *same ? TR_OK : tr_all_gather(group, own, all, count, .dtype = TR_I32);
 }
 
@@ -83,14 +93,15 @@ tr_status tr__replicas_compare(tr_group *group, const tr_tensor_list *list, cons
 {
     *differ = false;
     TR__TRY(tr_status_of(group));
-    TR__TRY(tr_status_of(list));
     int count = tr_list_count(list), world_size = tr_world_size(group);
-    if (world_size == 1 || !count) return TR_OK;
-    uint32_t *own = calloc((size_t)count, sizeof *own), *all = calloc((size_t)count * (size_t)world_size, sizeof *all);
+    if (world_size == 1) return tr_status_of(list);
+    size_t room = (size_t)(count > SAID ? count : SAID);
+    uint32_t *own = calloc(room, sizeof *own), *all = calloc(room * (size_t)world_size, sizeof *all);
     int *ranks = calloc((size_t)world_size, sizeof *ranks);
     bool same = true;
-    tr_status status = own && all && ranks ? exchange(group, list, own, all, &same)
-                                           : tr__fail(TR_NO_MEMORY, "no memory for the checksums of %d tensors", count);
+    tr_status status = own && all && ranks
+                           ? exchange(group, list, own, all, &same)
+                           : tr__group_tell(group, tr__fail(TR_NO_MEMORY, "no memory for the checksums of %d tensors", count));
     if (status == TR_OK && !same) {
         *differ = true;
         status = say_difference(list, all, world_size, words, ranks);

@@ -5,6 +5,7 @@
  *   parameters  [ p0 ........ | p1 .. | p2 ............ ]   on all ranks
  *   state       [  rank 0   |  rank 1   |  rank 2     ]     equal shards of an arena, cut anywhere: updates are elementwise
  */
+#include "comm/control.h"
 #include "optim/optimizer.h"
 #include "parallel/same_model.h"
 
@@ -71,20 +72,41 @@ static tr_status cut(tr_optimizer *o, tr__optimizer_part *part, int rank, int ra
     return TR_OK;
 }
 
-tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const char *file, int line)
+static void give_up(void *self)
 {
-    TR__CALLED_AT(file, line);
-    TR__TRY(tr_status_of(optimizer));
-    TR__TRY(tr_status_of(group));
-    if (!optimizer || !group) return tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
-    /* Each shard of a parameter would follow its own rule, and all ranks get the mixture. What is wrong on all ranks is found after
-     * this, so that nobody waits here for one that has failed. */
+    tr__group_give_up(((sharing *)self)->group);
+}
+
+/* Each shard of a parameter would follow its own rule, and all ranks get the mixture. */
+static tr_status compare(const tr_optimizer *optimizer, tr_group *group)
+{
+    tr_status status = optimizer ? tr_status_of(optimizer)
+                                 : tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
+    if (status != TR_OK) return tr__agree(group, "shard_optimizer", status, NULL);
     tr__facts facts = {0};
     tr__tensors_say(optimizer->list, &facts);
     tr__optimizer_say(optimizer, &facts);
     tr__facts_number(&facts, "lr", tr_lr(optimizer));
     tr__facts_say(&facts, "steps in backward", "%s", optimizer->in_backward ? "on" : "off");
-    TR__TRY(tr__agree_once(group, "shard_optimizer", &facts));
+    return tr__agree_once(group, "shard_optimizer", TR_OK, &facts);
+}
+
+static tr_status cut_all(tr_optimizer *o, int rank, int ranks)
+{
+    for (int i = 0; i < o->n_parts; i++) {
+        tr_status status = cut(o, &o->parts[i], rank, ranks);
+        if (status != TR_OK) return tr__fail_context(status, "shard_optimizer");
+    }
+    return TR_OK;
+}
+
+tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const char *file, int line)
+{
+    TR__CALLED_AT(file, line);
+    TR__TRY(tr_status_of(group));
+    if (!group) return tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
+    /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
+    TR__TRY(compare(optimizer, group));
     if (optimizer->gather) return tr__fail(TR_STATE, "shard_optimizer: the optimizer is sharded already");
     TR__TRY(tr__in_backward_refuse(optimizer, "shard_optimizer", "its ranks exchange parameters in tr_step()"));
     if (optimizer->rule->whole)
@@ -93,16 +115,13 @@ tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const 
     if (tr_world_size(group) == 1) return TR_OK;
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
-    TR__TRY(tr_status_of(shared));
     shared->group = tr_keep(group);
-    for (int i = 0; i < optimizer->n_parts; i++) {
-        tr_status status = cut(optimizer, &optimizer->parts[i], tr_rank(group), tr_world_size(group));
-        if (status == TR_OK) continue;
-        /* Half of it is cut: such an optimizer is of no use any more. */
-        tr__fail_context(status, "shard_optimizer");
-        return tr__object_break(optimizer);
-    }
+    tr_status status = tr_status_of(shared);
+    if (status == TR_OK) status = cut_all(optimizer, tr_rank(group), tr_world_size(group));
+    /* Where it fails, on any rank, the state is cut and nobody puts it together: such an optimizer is of no use any more. */
+    if (tr__agree(group, "shard_optimizer", status, NULL) != TR_OK) return tr__object_break(optimizer);
     optimizer->gather = gather;
+    optimizer->give_up = give_up;
     optimizer->sharing = tr_keep(shared);
     return TR_OK;
 }

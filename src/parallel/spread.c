@@ -4,6 +4,8 @@
  */
 #include "parallel/spread.h"
 
+#include "comm/group/agree.h"
+
 static void destroy(void *self)
 {
     tr__unref(((tr__spread *)self)->group);
@@ -11,9 +13,9 @@ static void destroy(void *self)
 
 static const tr__type spread_type = {"spread", sizeof(tr__spread), destroy};
 
-static tr_status add_up(void *group, double *sum)
+static tr_status add_up(void *group, tr_status own, double *sum)
 {
-    return tr_all_reduce(group, sum, 1, .dtype = TR_F64);
+    return tr__agree_sums(group, "norm of gradients", own, sum, 1);
 }
 
 tr_status tr__spread_over(tr__spread **place, tr_group *group)

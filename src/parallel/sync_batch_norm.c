@@ -2,7 +2,10 @@
  * Batch norm over the batches of all ranks (torch.nn.SyncBatchNorm). Forward: each rank's moments are gathered and
  * joined (Chan et al. 1979), then used as given ones. Backward, of N numbers in a channel on all ranks (see
  * batch_norm.c): dx = weight rstd g - weight rstd (sum of g / N + xhat (sum of g xhat) / N), the sums over all ranks
+ *
+ * A rank that fails before it has given its part, also earlier in a backward, breaks the group: the others would wait for it.
  */
+#include "comm/control.h"
 #include "nn/module.h"
 #include "ops/batch_norm.h"
 #include "parallel/object_tensor.h"
@@ -16,9 +19,10 @@
 
 typedef struct sync_attrs {
     double eps;
+    tr_group *group; /* the holder's */
 } sync_attrs;
 
-enum { HOLDER, X, WEIGHT, BIAS }; /* inputs */
+enum { HOLDER, X, WEIGHT, BIAS }; /* inputs; the first one keeps the group */
 enum { Y, MEAN, VAR, NUMBERS };    /* outputs; the last one, f64: how many numbers a channel has on all ranks */
 
 static double value_of(const tr_tensor *t, int64_t i)
@@ -95,9 +99,9 @@ static tr_status share_moments(tr_group *group, double numbers, tr_tensor *mean,
     int ranks = tr_world_size(group);
     const tr_tensor *own_mean = here(mean), *own_var = here(var);
     tr_tensor *new_mean = for_writing(mean), *new_var = for_writing(var);
-    TR__TRY_ALL(own_mean, own_var, new_mean, new_var);
+    TR__TRY(tr__group_tell(group, tr__sound(4, (const tr_tensor *const[]){own_mean, own_var, new_mean, new_var})));
     double *own = malloc(sizeof *own * (size_t)row * (size_t)(ranks + 1)), *all = own + row;
-    if (!own) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
+    if (!own) return tr__group_tell(group, tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory"));
     own[0] = numbers;
     for (int64_t c = 0; c < channels; c++) {
         own[1 + c] = numbers > 0 ? value_of(own_mean, c) : 0;
@@ -121,14 +125,15 @@ static tr_status forward(tr_op_call *call)
     const sync_attrs *a = call->attrs;
     tr_tensor *x = call->inputs[X], *weight = call->inputs[WEIGHT], *bias = call->inputs[BIAS];
     tr_tensor *mean = call->outputs[MEAN], *var = call->outputs[VAR];
+    tr_group *group = a->group;
     const tr_batch_norm_attrs own = {.eps = a->eps}, given = {.eps = a->eps, .frozen = true};
     int64_t channels = x->shape.dim[1], numbers = channels ? tr__numel(x->shape) / channels : 0;
     /* y is written for nothing here: the kernel that finds moments goes on to it. */
     if (numbers)
-        TR__TRY(tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
-                        (tr_tensor *[]){call->outputs[Y], mean, var}, 3));
+        TR__TRY(tr__group_tell(group, tr__op_run(tr__op(batch_norm), &own, (tr_tensor *[]){x, weight, bias}, 3,
+                        (tr_tensor *[]){call->outputs[Y], mean, var}, 3)));
     double all_numbers = 0;
-    TR__TRY(share_moments(tr__object_of_tensor(call->inputs[HOLDER]), (double)numbers, mean, var, &all_numbers));
+    TR__TRY(share_moments(group, (double)numbers, mean, var, &all_numbers));
     TR__TRY(tr_fill(call->outputs[NUMBERS], all_numbers));
     if (!numbers) return TR_OK;
     tr_tensor *used[] = {tr__tensor_new_like(mean), tr__tensor_new_like(var)};
@@ -202,7 +207,7 @@ static tr_status put(tr_backward_call *call, int input, tr_tensor *sums)
     return tr_copy_into(to, accumulate ? tr_add(tr_cast(to, sums->dtype), sums) : sums);
 }
 
-static tr_status backward(tr_backward_call *call)
+static tr_status find_gradients(tr_backward_call *call)
 {
     const sync_attrs *a = call->attrs;
     tr_tensor *g = call->grad_outputs[Y], *x = call->inputs[X], *mean = call->outputs[MEAN], *var = call->outputs[VAR];
@@ -221,13 +226,21 @@ static tr_status backward(tr_backward_call *call)
     if (dx) {
         double *sums = malloc(sizeof *sums * (size_t)(2 * mean->shape.dim[0] + 1));
         if (!sums) return tr__fail(TR_NO_MEMORY, "sync_batch_norm: out of memory");
-        tr_status status = share_sums(tr__object_of_tensor(call->inputs[HOLDER]), dweight, dbias, sums);
+        tr_status status = share_sums(a->group, dweight, dbias, sums);
         if (status == TR_OK) call->grad_inputs[X] = complete(call, x, dx, sums);
         free(sums);
         if (status != TR_OK) return status;
     }
     TR__TRY(put(call, WEIGHT, dweight));
     return put(call, BIAS, dbias);
+}
+
+static tr_status backward(tr_backward_call *call)
+{
+    tr_group *group = ((const sync_attrs *)call->attrs)->group;
+    if (call->grad_outputs) return tr__group_tell(group, find_gradients(call));
+    tr__group_give_up(group); /* TR__OP_JOINT */
+    return TR_OK;
 }
 
 static const tr_op sync_batch_norm = {
@@ -239,18 +252,18 @@ static const tr_op sync_batch_norm = {
     .backward = backward,
     .saves_inputs = 1u << HOLDER | 1u << X | 1u << WEIGHT,
     .saves_outputs = 1u << MEAN | 1u << VAR | 1u << NUMBERS,
-    .flags = TR__OP_ANYWHERE,
+    .flags = TR__OP_ANYWHERE | TR__OP_JOINT,
 };
 
 tr_tensor *tr_sync_batch_norm_op_with(tr_group *group, const tr_batch_norm_op_options *o)
 {
     if (!group || !o->x) return tr__tensor_fail(TR_INVALID, "sync_batch_norm: it takes a group and a tensor, not NULL");
-    if (tr__bad(o->x)) return tr__tensor_pass(o->x);
     if (tr__error_of(group)) return tr__tensor_pass(group);
     if (!o->training || tr_world_size(group) == 1) return tr_batch_norm_op_with(o);
+    if (tr__group_tell(group, tr_status_of(o->x)) != TR_OK) return tr__tensor_pass(o->x);
     if (tr__batch_norm_check(o) != TR_OK) return tr__tensor_failed();
     TR_SCOPE;
-    const sync_attrs attrs = {tr__batch_norm_eps(o)};
+    const sync_attrs attrs = {tr__batch_norm_eps(o), group};
     tr_tensor *inputs[] = {
         [HOLDER] = tr__object_tensor(group, tr__device_of(o->x)), [X] = o->x, [WEIGHT] = o->weight, [BIAS] = o->bias};
     tr_tensor *outputs[TR_OP_MAX_OUTPUTS], *y = tr_apply(&sync_batch_norm, &attrs, inputs, 4, outputs);

@@ -42,7 +42,7 @@ static tr_status agree_on_layer(tr_module *self)
     tr__facts_say(&facts, "dtype", "%s", tr_dtype_name(s->weight->dtype));
     tr__facts_say(&facts, "bias", "%s", s->bias ? "on" : "off");
     tr__facts_say(&facts, "layer", "%s%s", tr_module_name(self), s->whole ? " with whole inputs or outputs" : "");
-    TR__TRY(tr__agree_once(s->group, tr_module_name(self), &facts));
+    TR__TRY(tr__agree_once(s->group, tr_module_name(self), TR_OK, &facts));
     s->agreed = true;
     return TR_OK;
 }

@@ -1,4 +1,5 @@
 /* Evaluation: a model's mean loss and accuracy over a loader's epoch, divided over the ranks. */
+#include "comm/group/agree.h"
 #include "data/loader.h"
 #include "nn/module.h"
 #include "train/eval_mode.h"
@@ -10,7 +11,7 @@
 enum { IGNORED = -100 }; /* targets that tr_cross_entropy() leaves out */
 
 /* Sums over samples; as they travel between ranks. */
-enum { LOSS, COUNT, CORRECT, UNJUDGED, FAILED, SUMS };
+enum { LOSS, COUNT, CORRECT, UNJUDGED, SUMS };
 
 /* ---- A batch ----------------------------------------------------------------------------------------------------- */
 
@@ -133,17 +134,6 @@ static tr_status evaluate(const tr_evaluate_options *o, tr_group *group, double 
     return status;
 }
 
-/* Adds up over ranks. A rank that failed takes part, so that no other waits for it in vain. */
-static tr_status share(tr_group *group, tr_status own, double sums[SUMS])
-{
-    tr__error *error = own == TR_OK ? NULL : tr__error_take();
-    sums[FAILED] = own != TR_OK;
-    tr_status status = tr_all_reduce(group, sums, SUMS, .dtype = TR_F64);
-    if (error) status = tr__error_restore(error);
-    if (status != TR_OK || sums[FAILED] == 0) return status;
-    return tr__fail(TR_PEER, "evaluate: it failed on %g of the other ranks", sums[FAILED]);
-}
-
 tr_status tr_evaluate_with(const tr_evaluate_options *o)
 {
     TR__CALLED_AT(o->file, o->line);
@@ -151,9 +141,7 @@ tr_status tr_evaluate_with(const tr_evaluate_options *o)
     TR__TRY(tr_status_of(o->group));
     tr_group *group = o->group;
     if (!group && o->loader && tr_status_of(o->loader) == TR_OK) group = tr__loader_ranks(o->loader).group;
-    tr_status status = evaluate(o, group, sums);
-    if (group && tr_world_size(group) > 1) status = share(group, status, sums);
-    if (status != TR_OK) return status;
+    TR__TRY(tr__agree_sums(group, "evaluate", evaluate(o, group, sums), sums, SUMS));
     if (!o->score) return TR_OK;
     bool judged = sums[COUNT] > 0 && sums[UNJUDGED] == 0;
     *o->score = (tr_score){.loss = sums[LOSS] / sums[COUNT], .count = (int64_t)sums[COUNT],

@@ -5,7 +5,7 @@
 #include "base/given.h"
 #include "base/memory.h"
 #include "base/profile.h"
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 #include "device/device.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
@@ -226,7 +226,7 @@ static tr_status step(fit *f, bool *stop)
     *stop = wants_to_stop(f);
     TR__TRY(train_step(f, &row, stop));
     if (!tr__grow(&f->step_ms, (size_t)f->steps, &f->step_room, sizeof *f->step_ms)) /* a schedule may be very long */
-        return tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %" PRId64 " steps", f->steps + 1);
+        return tr__trainer_tell(t, tr__fail(TR_NO_MEMORY, "fit: no memory for the times of %" PRId64 " steps", f->steps + 1));
     f->step_ms[f->steps++] = 1e3 * seconds_since(start);
     if (f->profiling && !is_profiled(f)) end_profile(f);
 
@@ -247,7 +247,7 @@ static tr_status step(fit *f, bool *stop)
     if (status == TR_OK) status = check_folder(f);
     if (saves && status == TR_OK) status = save(f);
     if (status != TR_OK && check_folder(f) != TR_OK) status = TR_STATE; /* why it could not be written */
-    return judged == TR_OK ? status : tr__error_restore(first);
+    return judged == TR_OK ? tr__trainer_tell(t, status) : tr__error_restore(first);
 }
 
 /* Whatever ended a validation before its end, a lost rank say, has left a checkpoint of the step without the score. */
@@ -258,19 +258,18 @@ static tr_status make_up_for_validation(fit *f)
     TR_SCOPE;
     tr_score score;
     TR__TRY(validate(f, &score));
-    if (t->metrics) TR__TRY(tr__metrics_set_score(t->metrics, t->step, &score));
+    tr_status status = t->metrics ? tr__metrics_set_score(t->metrics, t->step, &score) : TR_OK;
     f->saved_step = -1;
-    return save(f);
+    return tr__agree(t->plan.group, "fit", status == TR_OK ? save(f) : status, NULL);
 }
 
 /* Ranks that stop or validate at different steps would wait for each other forever. */
 static tr_status compare_ranks(const fit *f)
 {
-    if (f->trainer->world_size == 1) return TR_OK;
     tr__facts facts = {0};
     tr__facts_say(&facts, "stop_at", "%" PRId64, f->until);
     tr__facts_say(&facts, "validate_every", "%" PRId64, f->validate_every);
-    return tr__agree_once(f->trainer->plan.group, "fit", &facts);
+    return tr__agree_once(f->trainer->plan.group, "fit", TR_OK, &facts);
 }
 
 /* Replicas differ. A training may go back to a checkpoint a few times: a difference that comes back again and again is
@@ -282,8 +281,7 @@ static tr_status roll_back(fit *f)
     int64_t from = t->step;
     char why[1024];
     snprintf(why, sizeof why, "%s", tr_error_message());
-    tr_status status = check_folder(f);
-    status = tr__trainer_agree(t, status, "look for a checkpoint to go back to");
+    tr_status status = tr__agree(t->plan.group, "fit", check_folder(f), NULL);
     if (status == TR_OK) status = tr__trainer_go_back(t, f->options->folder);
     if (status != TR_OK) return tr__fail(status, "%s; cannot go back to a checkpoint: %s", why, tr_error_message());
 
@@ -313,19 +311,20 @@ static tr_status begin_saving(fit *f)
     f->save_every = asked[0];
     f->roll_back = asked[1] && t->world_size > 1;
     if (!f->roll_back) return TR_OK;
+    tr_status status = TR_OK;
     if (!t->plan.check_replicas)
-        return tr__fail(TR_INVALID,
-                        "fit: .roll_back, but replicas are never compared: the trainer has .check_replicas = 0");
-    tr_status status = t->rank || f->options->folder
-                           ? save(f)
-                           : tr__fail(TR_INVALID, "fit: .roll_back needs a .folder for checkpoints");
-    return tr__trainer_agree(t, status, "save the start");
+        status = tr__fail(TR_INVALID, "fit: .roll_back, but replicas are never compared: the trainer has .check_replicas = 0");
+    else if (!t->rank && !f->options->folder)
+        status = tr__fail(TR_INVALID, "fit: .roll_back needs a .folder for checkpoints");
+    else
+        status = save(f);
+    return tr__agree(t->plan.group, "fit", status, NULL);
 }
 
 static tr_status run(fit *f)
 {
     TR__TRY(compare_ranks(f));
-    TR__TRY(tr__trainer_agree(f->trainer, open_files(f), "open its files"));
+    TR__TRY(tr__agree(f->trainer->plan.group, "fit", open_files(f), NULL));
     int64_t count = 0;
     const tr_metrics_row *rows = f->trainer->metrics ? tr_metrics_rows(f->trainer->metrics, &count) : NULL;
     if (count) {
@@ -335,7 +334,7 @@ static tr_status run(fit *f)
     TR__TRY(begin_saving(f));
     TR__TRY(make_up_for_validation(f));
     bool done = f->trainer->step >= f->until; /* before this call, but perhaps not in this folder */
-    if (done) TR__TRY(tr__trainer_agree(f->trainer, save(f), "save"));
+    if (done) TR__TRY(tr__agree(f->trainer->plan.group, "fit", save(f), NULL));
     f->report->first_step_ms = 1e3 * seconds_since(f->start_ns);
     bool stop = false;
     while (f->trainer->step < f->until && !stop) {
@@ -427,14 +426,8 @@ static tr_status fit_all(fit *f)
     return status;
 }
 
-tr_status tr_fit_with(const tr_fit_options *options)
+static tr_status check_options(const tr_fit_options *options)
 {
-    TR__CALLED_AT(options->file, options->line);
-    TR__TRY(tr_status_of(options->trainer));
-    tr_fit_report unwanted, *report = options->report ? options->report : &unwanted;
-    *report = (tr_fit_report){.initial_loss = NAN, .final_loss = NAN, .step_ms_median = NAN};
-    tr_trainer *t = options->trainer;
-    if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
     int64_t validate_every = TR__OR(options, validate_every, 250);
     if (options->stop_at < 0 || validate_every < 0 || options->save_every < 0)
         return tr__fail(TR_INVALID, "fit: .stop_at, .validate_every and .save_every are numbers of steps, 0 and more, not %" PRId64
@@ -444,13 +437,26 @@ tr_status tr_fit_with(const tr_fit_options *options)
         return tr__fail(TR_INVALID, "fit: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);
     if (options->profile_steps < 0 || (options->profile_steps && !options->folder))
         return tr__fail(TR_INVALID, "fit: profile_steps is a number of steps, 0 and more, and a profile needs a folder");
+    return TR_OK;
+}
+
+tr_status tr_fit_with(const tr_fit_options *options)
+{
+    TR__CALLED_AT(options->file, options->line);
+    TR__TRY(tr_status_of(options->trainer));
+    tr_fit_report unwanted, *report = options->report ? options->report : &unwanted;
+    *report = (tr_fit_report){.initial_loss = NAN, .final_loss = NAN, .step_ms_median = NAN};
+    tr_trainer *t = options->trainer;
+    if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
+    tr_status own = check_options(options);
+    if (own != TR_OK) return tr__agree(t->plan.group, "fit", own, NULL); /* the others compare their options, and hear of it there */
     int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
     fit f = {
         .options = options,
         .trainer = t,
         .from = t->step,
         .until = until < t->plan.steps ? until : t->plan.steps,
-        .validate_every = validate_every,
+        .validate_every = TR__OR(options, validate_every, 250),
         .start_ns = now,
         .resumed_ns = now - (int64_t)(1e9 * t->seconds),
         .back_step = -1,

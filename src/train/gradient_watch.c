@@ -36,7 +36,7 @@ tr_status tr__gradient_norms(const tr_trainer *t, tr__said *said)
     double squares;
     said->norm = said->own = NAN;
     if (!tr__gradients_are_watched(t)) return TR_OK;
-    TR__TRY(tr__grad_squares(t->optimizer, &squares, &worst));
+    TR__TRY(tr__grad_squares(t->optimizer, TR_OK, &squares, &worst));
     said->norm = sqrt(squares);
     if (t->in_backward && t->world_size > 1) said->own = sqrt(tr__ddp_own_squares(t->net));
     return TR_OK;

@@ -1,7 +1,7 @@
 /* NumPy's .npz archives: a ZIP archive with a member NAME.npy for each array. libzip reads and writes the archive. */
 #include "base/atomic_file.h"
 #include "base/regular_file.h"
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 #include "tensor/list.h"
 #include "train/npy.h"
 #include "train/plain_file.h"

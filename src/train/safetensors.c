@@ -3,7 +3,7 @@
 #include "base/crc32c.h"
 #include "base/json_string.h"
 #include "base/thread.h"
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 #include "device/device.h"
 #include "tensor/list.h"
 #include "train/safetensors_header.h"

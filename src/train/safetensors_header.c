@@ -8,7 +8,7 @@
 #include "train/safetensors_header.h"
 
 #include "base/crc32c.h"
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 #include "tensor/list.h"
 
 #include <inttypes.h>

@@ -191,14 +191,14 @@ static tr_status hash(const tr__facts *facts, char text[TR__SHA256_TEXT])
     return TR_OK;
 }
 
-static tr_status compare(const tr_trainer *t, const tr__facts *facts)
+static tr_status compare(const tr_trainer *t, tr_status own, const tr__facts *facts)
 {
-    if (t->world_size == 1) return TR_OK;
+    if (t->world_size == 1) return own;
     tr__facts must = {0};
     tr__fact fact;
     for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
         if (!tr__trainer_may_differ(t, fact.name)) tr__facts_add(&must, &fact);
-    tr_status status = tr__agree_once(t->plan.group, "trainer", &must);
+    tr_status status = tr__agree_once(t->plan.group, "trainer", own, &must);
     if (status != TR_MISMATCH) return status;
     tr__error *differences = tr__error_take();
     tr__fail(status, "%s; tell all ranks the same, or name in allow_different what is meant to differ",
@@ -207,13 +207,13 @@ static tr_status compare(const tr_trainer *t, const tr__facts *facts)
     return status;
 }
 
-tr_status tr__trainer_compare(tr_trainer *t)
+tr_status tr__trainer_compare(tr_trainer *t, tr_status own)
 {
     tr__facts facts = {0};
-    tr_status status = say_all(t, &facts);
+    tr_status status = own == TR_OK ? say_all(t, &facts) : own;
     if (status == TR_OK) status = check_names(t, &facts);
     if (status == TR_OK) status = hash(&facts, t->settings);
-    if (status == TR_OK) status = compare(t, &facts);
+    status = compare(t, status, &facts);
     tr__facts_free(&facts);
     return status;
 }

@@ -1,8 +1,7 @@
 /* A trainer's task: a language model learns the tokens of a text, window by window. */
 #include "base/given.h"
 #include "base/share.h"
-#include "data/content.h"
-#include "data/text.h"
+#include "data/text/text.h"
 #include "parallel/replicas.h"
 #include "train/eval_mode.h"
 #include "train/trainer.h"
@@ -80,8 +79,7 @@ static tr_status validate(tr_trainer *t, tr_score *score)
     if (!windows) return TR_OK;
     double sum = 0;
     int64_t from = tr__share_begin(windows, t->rank, t->world_size), to = tr__share_begin(windows, t->rank + 1, t->world_size);
-    TR__TRY(judge_all(t, from, to, &sum));
-    if (t->world_size > 1) TR__TRY(tr_all_reduce(t->plan.group, &sum, 1, .dtype = TR_F64));
+    TR__TRY(tr__agree_sums(t->plan.group, "validation", judge_all(t, from, to, &sum), &sum, 1));
     score->loss = sum / (double)windows;
     return TR_OK;
 }

@@ -11,6 +11,7 @@
 #include "autograd/arena.h"
 #include "base/clock.h"
 #include "base/share.h"
+#include "comm/control.h"
 #include "optim/optimizer.h"
 #include "parallel/ddp.h"
 #include "parallel/replicas.h"
@@ -80,15 +81,9 @@ tr_status tr__trainer_check(const tr_trainer *t)
     return check_in_backward(t);
 }
 
-tr_status tr__trainer_agree(tr_trainer *t, tr_status status, const char *what)
+tr_status tr__trainer_tell(const tr_trainer *t, tr_status status)
 {
-    if (t->world_size == 1) return status;
-    int32_t well = t->rank != 0 || status == TR_OK;
-    tr__error *own = status == TR_OK ? NULL : tr__error_take();
-    tr_status shared = tr_all_reduce(t->plan.group, &well, 1, .dtype = TR_I32, .op = TR_MIN);
-    if (own) return tr__error_restore(own);
-    if (shared != TR_OK || well) return shared;
-    return tr__fail(TR_PEER, "rank 0 failed to %s", what);
+    return t->common_failure ? status : tr__group_tell(t->plan.group, status);
 }
 
 /* Only rank 0 reads and writes checkpoints, but every rank has a shard of the state. */
@@ -149,18 +144,24 @@ static tr_status choose_when_to_step(tr_trainer *t, double loss, bool *finite)
     return TR_OK;
 }
 
-static tr_status set_up(tr_trainer *t)
+static tr_status make_optimizer(tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
     TR_SCOPE;
-    tr_tensor_list *state = NULL, *parameters = tr_parameters(p->model);
+    tr_tensor_list *parameters = tr_parameters(p->model);
     t->said = calloc((size_t)t->world_size, sizeof *t->said);
     if (!t->said) return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
     TR__TRY(tr_status_of(parameters));
     if (t->world_size > 1) TR__TRY(tr__arena_build(parameters)); /* all together, whichever the optimizer takes */
     t->optimizer = tr_keep(p->optimizer ? p->optimizer(parameters, p->user) : t->task->optimizer(t));
-    if (!t->optimizer) return tr__fail(TR_INVALID, "trainer: .optimizer made none: it returned NULL");
-    TR__TRY(tr__trainer_compare(t)); /* before anything is read, exchanged or written */
+    return t->optimizer ? tr_status_of(t->optimizer) : tr__fail(TR_INVALID, "trainer: .optimizer made none: it returned NULL");
+}
+
+static tr_status set_up(tr_trainer *t)
+{
+    const tr__plan *p = &t->plan;
+    TR_SCOPE;
+    tr_tensor_list *state = NULL;
     if (p->resume) TR__TRY(tr__trainer_check_unsharded(t));
     if (p->resume) TR__TRY(tr__trainer_resume_model(t, p->resume, &state));
     t->net = tr_keep(t->world_size > 1 ? tr_ddp(p->model, p->group, .check_every = 0, .modules_may_differ = true) : p->model);
@@ -201,6 +202,8 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     if (t->rank == 0) t->metrics = tr_keep(tr__metrics_new());
     t->validation_loss = t->best_validation_loss = t->validation_accuracy = t->best_validation_accuracy = NAN;
     tr_status status = fill(t, options);
+    if (status == TR_OK) status = make_optimizer(t);
+    status = tr__trainer_compare(t, status); /* before anything is read, exchanged or written */
     if (status == TR_OK) status = set_up(t);
     if (status != TR_OK) tr__object_break(t);
     return t;
@@ -283,15 +286,13 @@ static tr_status share(tr_trainer *t, const tr__said *own, tr_metrics_row *row, 
     return TR_OK;
 }
 
-/* From here on every rank has the same numbers, so that a failure is the same on all. */
 static tr_status update(tr_trainer *t, tr_metrics_row *row)
 {
-    t->common_failure = true;
+    t->common_failure = true; /* every rank judges the same numbers */
     TR__TRY(tr__gradients_judge(t, row));
-    if (t->plan.clip > 0) TR__TRY(tr__grad_limit(t->optimizer, row->grad_norm, t->plan.clip));
-    TR__TRY(tr_step(t->optimizer));
     t->common_failure = false;
-    return TR_OK;
+    if (t->plan.clip > 0) TR__TRY(tr__grad_limit(t->optimizer, row->grad_norm, t->plan.clip));
+    return tr_step(t->optimizer);
 }
 
 int64_t tr_trainer_passed_over(const tr_trainer *t)
@@ -299,12 +300,8 @@ int64_t tr_trainer_passed_over(const tr_trainer *t)
     return t && !t->object.error ? t->passed_over : 0;
 }
 
-tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
+static tr_status step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 {
-    TR__TRY(tr_status_of(t));
-    if (!t || !row || !stop)
-        return tr__fail(TR_INVALID, "trainer_step: %s", !t ? "no trainer" : row ? "stop is NULL" : "row is NULL");
-    TR__CALLED_AT(file_of(t), t->plan.place.line);
     const tr__plan *p = &t->plan;
     int64_t start = tr__now_ns();
     *row = (tr_metrics_row){.validation_loss = NAN, .grad_norm = NAN, .seconds = NAN, .validation_accuracy = NAN};
@@ -323,6 +320,15 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
     row->items = t->step * p->batch * t->items;
     row->items_per_s = (double)(p->batch * t->items) / (1e-9 * (double)(tr__now_ns() - start));
     return tr__replica_check_is_due(t) ? tr__replica_check(t) : TR_OK;
+}
+
+tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
+{
+    TR__TRY(tr_status_of(t));
+    if (!t) return tr__fail(TR_INVALID, "trainer_step: no trainer");
+    if (!row || !stop) return tr__trainer_tell(t, tr__fail(TR_INVALID, "trainer_step: %s is NULL", row ? "stop" : "row"));
+    TR__CALLED_AT(file_of(t), t->plan.place.line);
+    return tr__trainer_tell(t, step(t, row, stop));
 }
 
 tr_status tr_trainer_validate(tr_trainer *t, tr_score *score)

@@ -118,8 +118,9 @@ static inline void *tr__trainer_work(tr_trainer *trainer) { return trainer + 1; 
 tr_status tr__trainer_check(const tr_trainer *trainer);
 
 /* In settings.c. Compares what all ranks must be told alike, .allow_different left out, in one exchange: TR_MISMATCH on all
- * ranks names what differs, with its values. The optimizer has been made. */
-tr_status tr__trainer_compare(tr_trainer *trainer);
+ * ranks names what differs, with its values. The optimizer has been made, unless `own` is the failure of this rank, of which the others
+ * hear (comm/group/agree.h). */
+tr_status tr__trainer_compare(tr_trainer *trainer, tr_status own);
 /* May a setting differ? Then a task need not compute it. */
 bool tr__trainer_may_differ(const tr_trainer *trainer, const char *name);
 
@@ -134,8 +135,8 @@ tr_status tr__trainer_learn(tr_trainer *trainer, int64_t at, int64_t n, bool exc
 /* TR_UNSUPPORTED for an optimizer whose state is sharded over the ranks. */
 tr_status tr__trainer_check_unsharded(const tr_trainer *trainer);
 
-/* Agrees on the result of rank 0: TR_OK on every rank, or rank 0's failure there and TR_PEER elsewhere. */
-tr_status tr__trainer_agree(tr_trainer *trainer, tr_status status, const char *what);
+/* Returns status. A failure of this rank alone breaks the group, as the others wait, or will, for what it was to do. */
+tr_status tr__trainer_tell(const tr_trainer *trainer, tr_status status);
 /* In trainer_state.c: tr_trainer_save() into a folder that is open; -1: by its name. */
 tr_status tr__trainer_save(tr_trainer *trainer, int folder_fd, const tr_trainer_save_options *options);
 /* Going on from a checkpoint in a folder, which is rank 0's: the model on rank 0, before DDP makes it everybody's; and

@@ -97,7 +97,7 @@ static tr_status read_checkpoint(tr_trainer *t, const char *folder, tr_tensor_li
 tr_status tr__trainer_resume_model(tr_trainer *t, const char *folder, tr_tensor_list **state)
 {
     tr_status status = t->rank == 0 ? read_checkpoint(t, folder, state) : TR_OK;
-    return tr__trainer_agree(t, status, "read the checkpoint");
+    return tr__agree(t->plan.group, "trainer", status, NULL);
 }
 
 static tr_status get_number(const tr_tensor_list *state, const struct number *n, double *out)
@@ -164,8 +164,8 @@ static tr_status spread_state(tr_trainer *t)
 tr_status tr__trainer_resume_state(tr_trainer *t, const tr_tensor_list *state)
 {
     tr_status status = t->rank == 0 ? read_state(t, state) : TR_OK;
-    TR__TRY(tr__trainer_agree(t, status, "restore the optimizer"));
-    return t->world_size > 1 ? spread_state(t) : TR_OK;
+    TR__TRY(tr__agree(t->plan.group, "trainer", status, NULL));
+    return t->world_size > 1 ? tr__trainer_tell(t, spread_state(t)) : TR_OK;
 }
 
 tr_status tr__trainer_go_back(tr_trainer *t, const char *folder)

@@ -2,7 +2,7 @@
 /* fuzz: 20000, soak: 2000000 */
 #include "fuzz.h"
 
-#include "data/image.h"
+#include "data/image/image.h"
 
 #include <jpeglib.h>
 #include <png.h>

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "comm/transport/shm_channel.h"
-#include "parallel/dist_rpc.h"
+#include "parallel/dist/rpc.h"
 #include "rpc/agent.h"
 
 #include <pthread.h>
@@ -108,7 +108,7 @@ static void write_request(tr__rpc_writer *w, uint32_t number)
     tr__rpc_write_value(w, TR_VALUES(0.5));
 }
 
-/* What distributed autograd and its optimizers say to each other (parallel/dist_rpc.c): of the context that is there, or of
+/* What distributed autograd and its optimizers say to each other (parallel/dist/rpc.c): of the context that is there, or of
  * another one. */
 static void write_dist_message(tr__rpc_writer *w, uint32_t number)
 {

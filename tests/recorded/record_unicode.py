@@ -1,4 +1,4 @@
-"""Writes ../../src/data/unicode_tables.c: what Hugging Face's tokenizers do with each of Unicode's characters.
+"""Writes ../../src/data/text/unicode_tables.c: what Hugging Face's tokenizers do with each of Unicode's characters.
 
 Their tables come from different libraries and are of different versions of Unicode. A model has learned from what these
 give, so they are asked for every character, and the same text becomes the same tokens here.
@@ -16,7 +16,7 @@ HEAD = '''/*
  * Characters in ranges, made by tests/recorded/record_unicode.py from what Hugging Face's tokenizers %s do with each of
  * Unicode's: not to be edited.
  */
-#include "data/unicode.h"
+#include "data/text/unicode.h"
 '''
 
 
@@ -130,7 +130,7 @@ def bert_mappings(file) -> None:
 
 def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "../../src/data/unicode_tables.c"), "w", encoding="ascii") as file:
+    with open(os.path.join(here, "../../src/data/text/unicode_tables.c"), "w", encoding="ascii") as file:
         file.write(HEAD % tokenizers.__version__)
         classes(file)
         bert_classes(file)

@@ -2,7 +2,7 @@
 #include "comm/group/agree.h"
 #include "comm_ranks.h"
 
-#include <trireme/data.h>
+#include <trireme/trireme.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -87,7 +87,7 @@ static void one_without_data(rank *r)
     TR_SCOPE;
     tr_dataset *set = r->number ? tr_mnist("nowhere") : tr_dataset_tensors(tr_ones(TR_SHAPE(8, 2)), NULL);
     CHECK(tr_status_of(tr_loader_new(set, .batch = 2, .group = r->group)) == (r->number ? TR_NOT_FOUND : TR_PEER));
-    SAYS(r->number ? "nowhere" : "loader: it failed on 1 of the other ranks");
+    SAYS(r->number ? "nowhere" : "rank 1 failed: mnist: ");
     OK(tr_barrier(r->group));
 }
 
@@ -95,6 +95,71 @@ static void a_loader_that_one_rank_cannot_make_fails_on_all(void **state)
 {
     (void)state;
     run(2, one_without_data, NULL);
+}
+
+/* A rank that has failed takes part in what the ranks do together, so that the others hear of it. */
+static void one_failed_before(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_status own = fails ? tr_fail(TR_IO, "the disk is full") : TR_OK;
+    CHECK(tr__agree(r->group, "test", own, NULL) == (fails ? TR_IO : TR_PEER));
+    CHECK(!strcmp(tr_error_message(), fails ? "the disk is full" : "rank 1 failed: the disk is full"));
+
+    tr__facts facts = {0};
+    tr__facts_say(&facts, "number", "%d", r->number); /* what differs besides does not matter */
+    own = r->number ? tr_fail(TR_IO, "the disk of %d is full", r->number) : TR_OK;
+    CHECK(tr__agree_once(r->group, "test", own, &facts) == (r->number ? TR_IO : TR_PEER));
+    SAYS(r->number == 2 ? "the disk of 2 is full" : r->number ? "the disk of 1" : "ranks 1 and 2 failed: the disk of 1 is full");
+
+    double sums[] = {1, r->number};
+    OK(tr__agree_sums(r->group, "test", TR_OK, sums, 2));
+    CHECK(sums[0] == 3 && sums[1] == 3);
+    own = fails ? tr_fail(TR_IO, "the disk is full") : TR_OK;
+    CHECK(tr__agree_sums(r->group, "test", own, sums, 2) == (fails ? TR_IO : TR_PEER));
+    SAYS(fails ? "the disk is full" : "rank 1 failed: the disk is full");
+    CHECK(sums[0] == 3 && sums[1] == 3);
+
+    CHECK(tr_agree_bytes(r->group, "model", fails ? NULL : "nano", 4) == (fails ? TR_INVALID : TR_PEER));
+    SAYS(fails ? "the value is NULL" : "rank 1 failed: tr_agree: the value is NULL");
+    OK(tr_barrier(r->group)); /* the group goes on */
+}
+
+static void what_failed_on_one_rank_is_known_to_all(void **state)
+{
+    (void)state;
+    run(3, one_failed_before, NULL);
+    run_tcp(3, one_failed_before, NULL, NULL);
+}
+
+/* What is made by all ranks together, when one of them has nothing to make it of. */
+static void one_bad_argument(rank *r)
+{
+    TR_SCOPE;
+    bool fails = r->number == 1;
+    tr_status expected = fails ? TR_INVALID : TR_PEER;
+    tr_dataset *set = tr_dataset_tensors(tr_ones(TR_SHAPE(8, 2)), NULL);
+    CHECK(tr_status_of(tr_loader_new(set, .batch = fails ? -1 : 2, .group = r->group)) == expected);
+    SAYS(fails ? "loader: a batch of -1" : "rank 1 failed: loader: a batch of -1 samples");
+    CHECK(tr_status_of(tr_distributed_sampler(fails ? -1 : 8, .group = r->group)) == expected);
+    SAYS(fails ? "the count" : "rank 1 failed: distributed_sampler: the count must be 0 or more, not -1");
+    CHECK(tr_status_of(tr_ddp(fails ? tr_linear(0, 2) : tr_linear(2, 2), r->group)) == expected);
+    SAYS(fails ? "linear" : "rank 1 failed: linear: ");
+    CHECK(tr_status_of(tr_ddp(fails ? NULL : tr_linear(2, 2), r->group)) == expected);
+    SAYS(fails ? "not NULL" : "rank 1 failed: ddp: it takes a module and a group, not NULL");
+    tr_optimizer *adam = tr_adam(tr_parameters(tr_linear(2, 2)), .lr = fails ? -1 : 1);
+    CHECK(tr_shard_optimizer(adam, r->group) == expected);
+    SAYS(fails ? "lr" : "rank 1 failed: adam: lr ");
+    CHECK(tr_shard_optimizer(fails ? NULL : adam, r->group) == expected);
+    SAYS(fails ? "not NULL" : "rank 1 failed: shard_optimizer: it takes an optimizer and a group, not NULL");
+    CHECK(tr_check_replicas(r->group, tr_parameters(fails ? tr_linear(0, 2) : tr_linear(2, 2))) == expected);
+    SAYS(fails ? "linear" : "rank 1 failed: linear: ");
+    OK(tr_barrier(r->group));
+}
+
+static void a_bad_argument_of_one_rank_fails_on_all(void **state)
+{
+    (void)state;
+    run(3, one_bad_argument, NULL);
 }
 
 /* In a time that grows with their number, not with its square: that would take an hour. */
@@ -106,7 +171,7 @@ static void so_many_facts(rank *r)
         snprintf(name, sizeof name, "tensor %d", i);
         tr__facts_add(&facts, &(tr__fact){.name = name, .value = i == 199999 && r->number ? "b" : "a", .bytes = 1});
     }
-    CHECK(tr__agree_once(r->group, "model", &facts) == TR_MISMATCH);
+    CHECK(tr__agree_once(r->group, "model", TR_OK, &facts) == TR_MISMATCH);
     SAYS("model: ranks differ: tensor 199999 is a on rank 0, b on ranks 1 and 2");
 }
 
@@ -149,7 +214,7 @@ static tr_status compare(rank *r, int count, const char *letter)
                              {.name = "d", .value = letter, .bytes = 1}};
     tr__facts facts = {0};
     for (int i = 0; i < count; i++) tr__facts_add(&facts, &list[i]);
-    return tr__agree_once(r->group, "trainer", &facts);
+    return tr__agree_once(r->group, "trainer", TR_OK, &facts);
 }
 
 static void many_facts(rank *r)
@@ -185,9 +250,9 @@ static void told_facts(rank *r)
     const char *cpu = r->number == 1 ? "avx2" : "avx512";
     tr__facts facts = {0};
     tr__facts_add(&facts, &(tr__fact){.name = "cpu", .value = cpu, .bytes = strlen(cpu), .told = true});
-    tr_status alone = tr__agree(r->group, "trainer", &facts);
+    tr_status alone = tr__agree(r->group, "trainer", TR_OK, &facts);
     tr__facts_add(&facts, &(tr__fact){.name = "lr", .value = &"123"[r->number], .bytes = 1});
-    tr_status both = tr__agree(r->group, "trainer", &facts);
+    tr_status both = tr__agree(r->group, "trainer", TR_OK, &facts);
     tr__facts_free(&facts);
     CHECK(alone == TR_OK && both == TR_MISMATCH);
     SAYS("trainer: ranks differ: lr is 1 on rank 0, 2 on rank 1, 3 on rank 2");
@@ -257,6 +322,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_that_are_the_same_pass), cmocka_unit_test(differences_are_shown_with_their_ranks),
         cmocka_unit_test(orders_that_differ_are_refused), cmocka_unit_test(a_loader_that_one_rank_cannot_make_fails_on_all),
+        cmocka_unit_test(what_failed_on_one_rank_is_known_to_all), cmocka_unit_test(a_bad_argument_of_one_rank_fails_on_all),
         cmocka_unit_test(a_difference_among_many_facts_is_found_soon),
         cmocka_unit_test(long_values_are_cut),           cmocka_unit_test(several_facts_are_compared_at_once),
         cmocka_unit_test(some_differences_are_only_told), cmocka_unit_test(numbers_have_few_digits),

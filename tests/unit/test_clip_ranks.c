@@ -269,6 +269,36 @@ static void what_overflows_on_one_rank_is_known_to_all(void **state)
     run(2, overflow_on_one, NULL);
 }
 
+/* A bad argument on one rank: the ranks that have other parts of the model hear of it, wherever those are, and clip again. */
+static void refuse_on_one(rank *r)
+{
+    tr_mesh *mesh = tr_mesh_new(r->group, .dp = 1, .tp = 2, .pp = 2);
+    tr_group *dp = tr_mesh_group(mesh, TR_MESH_DP);
+    part p = make_part(mesh, &(box){.dp = 1, .tp = 2, .pp = 2});
+    tr_optimizer *opt = make_optimizer(p.net);
+    tr_grad_scaler *scaler = tr_grad_scaler_new(.scale = 1);
+    OK(backward(&p, dp));
+    for (int bad = 0; bad < r->world; bad++) {
+        bool fails = r->number == bad;
+        CHECK(tr_clip_grad_norm(opt, fails ? -1 : 1, NULL) == (fails ? TR_INVALID : TR_PEER));
+        SAYS("tr_clip_grad_norm: max_norm must be more than 0, not -1");
+        if (!fails) SAYS(" failed: ");
+        CHECK(tr_unscale_grad(fails ? NULL : scaler, opt, NULL) == (fails ? TR_INVALID : TR_PEER));
+        SAYS("tr_unscale_grad: it takes a scaler and an optimizer, not NULL");
+        CHECK(tr_scaled_step(fails ? NULL : scaler, opt) == (fails ? TR_INVALID : TR_PEER));
+        SAYS("tr_scaled_step: it takes a scaler and an optimizer, not NULL");
+    }
+    OK(tr_clip_grad_norm(opt, 1, NULL));
+    OK(tr_mesh_leave(mesh));
+    OK(tr_leave(r->group));
+}
+
+static void a_bad_argument_of_one_rank_is_known_to_all(void **state)
+{
+    (void)state;
+    run(4, refuse_on_one, NULL);
+}
+
 static void make_refused(rank *r)
 {
     tr_module *net = tr_column_linear(DIM, HIDDEN, .group = r->group, .no_bias = true);
@@ -304,6 +334,7 @@ int main(void)
         cmocka_unit_test(stages_in_a_process_count_in_one_norm),
         cmocka_unit_test(shards_of_a_programs_own_are_marked),
         cmocka_unit_test(what_overflows_on_one_rank_is_known_to_all),
+        cmocka_unit_test(a_bad_argument_of_one_rank_is_known_to_all),
         cmocka_unit_test(what_would_take_a_shard_for_the_whole_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

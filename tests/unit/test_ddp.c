@@ -410,14 +410,16 @@ static tr_status refuse(tr_tensor *leaf, tr_tensor *gradient, void *user)
     return tr_fail(TR_FORMAT, "the hook does not like it");
 }
 
-/* Whatever its status: to the others it is a rank that they lost. */
-static tr_status fail_on_rank_1(partial *p)
+/* Whatever its status: to the others it is a rank that they lost. before: the module has not begun to exchange gradients. */
+static tr_status fail_on_rank_1(const partial *p, bool before)
 {
     TR_SCOPE;
     tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
     tr_module *net = make_net(1), *ddp = tr_ddp(net, group, .bucket_mb = 1e-9);
-    if (p->rank == 1 && tr_grad_hook_add(tr_list_at(tr_parameters(net), 0), refuse, NULL) < 0) return TR_INTERNAL;
-    tr_status status = tr_backward(tr_sum(tr_forward(ddp, tr_ones(TR_SHAPE(4, 6)))));
+    tr_tensor *y = tr_forward(ddp, tr_ones(TR_SHAPE(4, 6))), *scale = tr_require_grad(tr_ones(tr_shape_of(y)));
+    tr_tensor *refused = before ? scale : tr_list_at(tr_parameters(net), 0);
+    if (p->rank == 1 && tr_grad_hook_add(refused, refuse, NULL) < 0) return TR_INTERNAL;
+    tr_status status = tr_backward(tr_sum(tr_mul(y, scale)));
     const char *says = "gave up group 'world': ddp: backward failed: the hook does not like it";
     bool right = p->rank == 1 ? status == TR_FORMAT && !strcmp(tr_error_message(), "the hook does not like it")
                               : status == TR_PEER && strstr(tr_error_message(), "rank 1 (pid ") &&
@@ -427,11 +429,22 @@ static tr_status fail_on_rank_1(partial *p)
     return right ? TR_OK : tr__fail(TR_INTERNAL, "then: %s", tr_error_message());
 }
 
+static tr_status fail_within(partial *p)
+{
+    return fail_on_rank_1(p, false);
+}
+
+static tr_status fail_before(partial *p)
+{
+    return fail_on_rank_1(p, true);
+}
+
 static void a_rank_whose_backward_fails_is_lost_to_the_others(void **state)
 {
     (void)state;
     partial parts[2];
-    run_both(fail_on_rank_1, parts);
+    run_both(fail_within, parts);
+    run_both(fail_before, parts);
 }
 
 /* ---- Two modules over one group -------------------------------------------------------------------------------------------- */

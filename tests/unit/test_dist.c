@@ -1,7 +1,7 @@
 /* Distributed autograd and optimizers over RPC, between threads as workers. ctest: timeout=240 */
 #include "dist_ranks.h"
 
-#include "parallel/dist.h"
+#include "parallel/dist/dist.h"
 #include "rpc/agent.h"
 
 #include <trireme/train.h>

@@ -2,7 +2,7 @@
  * Backwards over several workers without a transport: messages wait in a list and are delivered in random order. Random
  * programs over random workers must leave the gradients that one process gets. ctest: timeout=240
  */
-#include "parallel/dist_part.h"
+#include "parallel/dist/part.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

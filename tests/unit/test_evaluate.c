@@ -191,7 +191,7 @@ static void fail_together(rank *r)
     tr_loader *loader = tr_loader_new(tr_dataset_new(12, fail_at_ten), .batch = 2, .workers = 1, .group = r->group);
     tr_status status = tr_evaluate(model(), loader, .group = r->group);
     CHECK(status == (r->number == 1 ? TR_IO : TR_PEER)); /* sample 10 is rank 1's */
-    SAYS(r->number == 1 ? "sample 10 of dataset: ten is lost" : "failed on 1 of the other ranks");
+    SAYS(r->number == 1 ? "sample 10 of dataset: ten is lost" : "rank 1 failed: loader: sample 10 of dataset: ten is lost");
 }
 
 static void test_one_rank_fails_on_all(void **state)

@@ -454,6 +454,47 @@ static void a_batch_that_one_rank_refuses_ends_the_step_on_all(void **state)
     run_tcp(2, refuse_a_batch, NULL, NULL);
 }
 
+static tr_tensor *no_loss(tr_tensor *output, tr_tensor *target, void *user)
+{
+    (void)target;
+    return *(bool *)user ? tr_tensor_fail(TR_IO, "the loss is lost") : tr_sum(output);
+}
+
+/* In the first step the others would wait for the options of a rank whose pipeline could not be made. */
+static void step_in_error(rank *r)
+{
+    bool fails = r->number == 1, lost = false;
+    tr_module *stage = tr_linear(1, 1), *bad = tr_linear(0, 1);
+    tr_tensor *x = tr_ones(TR_SHAPE(4, 1));
+    tr_pipeline *pipes[] = {
+        tr_pipeline_new(&stage, 1, .loss = sum_loss, .group = r->group, .micro_batches = fails ? -1 : 4),
+        tr_pipeline_new(fails ? &bad : &stage, 1, .loss = sum_loss, .group = r->group),
+        tr_pipeline_new(&stage, fails ? 0 : 1, .loss = sum_loss, .group = r->group),
+    };
+    const char *says[] = {"pipeline: -1 micro-batches", "linear: ", "pipeline: 0 stages"};
+    for (int i = 0; i < 3; i++)
+        for (int times = 0; times < 2; times++) {
+            CHECK(tr_pipeline_step(pipes[i], x, NULL, NULL) == (fails ? TR_INVALID : TR_PEER));
+            SAYS(says[i]);
+            if (!fails) SAYS("rank 1 failed: ");
+        }
+
+    tr_pipeline *pipe = tr_pipeline_new(&stage, 1, .loss = no_loss, .user = &lost, .group = r->group);
+    OK(tr_pipeline_step(pipe, x, NULL, NULL));
+    OK(tr_barrier(r->group));
+    lost = true;
+    CHECK(tr_pipeline_step(pipe, x, NULL, NULL) == (r->number == r->world - 1 ? TR_IO : TR_PEER));
+    SAYS("the loss is lost");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void a_pipeline_in_error_on_one_rank_fails_on_all(void **state)
+{
+    (void)state;
+    run(3, step_in_error, NULL);
+    run_tcp(2, step_in_error, NULL, NULL);
+}
+
 static void fail_at_once(rank *r)
 {
     tr_module *stage = tr_linear(1, 1);
@@ -493,6 +534,7 @@ int main(void)
         cmocka_unit_test(ranks_of_other_options_are_refused),
         cmocka_unit_test(ranks_that_do_not_all_want_gradients_are_refused),
         cmocka_unit_test(a_batch_that_one_rank_refuses_ends_the_step_on_all),
+        cmocka_unit_test(a_pipeline_in_error_on_one_rank_fails_on_all),
         cmocka_unit_test(a_rank_that_fails_first_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

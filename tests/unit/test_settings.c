@@ -2,7 +2,7 @@
 #include "comm_ranks.h"
 
 #include "data/content.h"
-#include "data/text.h"
+#include "data/text/text.h"
 
 #include <trireme/trireme.h>
 

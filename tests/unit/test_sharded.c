@@ -232,6 +232,30 @@ static void check_errors(rank *r)
     CHECK(tr_step(opt) == TR_STATE); /* what gathers has gone */
 }
 
+/* The others would wait for its shards. */
+static void step_without_a_scaler(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_module *net = make_net();
+    tr_optimizer *opt = make_optimizer(0, net);
+    OK(tr_shard_optimizer(opt, r->group));
+    for (int i = 0; i < tr_list_count(tr_parameters(net)); i++) {
+        tr_tensor *p = tr_list_at(tr_parameters(net), i);
+        OK(tr_backward(tr_sum(p)));
+    }
+    CHECK(tr_scaled_step(fails ? NULL : tr_grad_scaler_new(.scale = 1), opt) == (fails ? TR_INVALID : TR_PEER));
+    if (!fails) SAYS("rank 1 (pid ");
+    SAYS("tr_scaled_step: it takes a scaler and an optimizer, not NULL");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void a_step_that_fails_on_one_rank_ends_on_all(void **state)
+{
+    (void)state;
+    run(3, step_without_a_scaler, NULL);
+    run_tcp(2, step_without_a_scaler, NULL, NULL);
+}
+
 static void wrong_arguments_are_errors(void **state)
 {
     (void)state;
@@ -244,6 +268,7 @@ int main(void)
         cmocka_unit_test(every_optimizer_gives_the_same_bits),
         cmocka_unit_test(parameters_of_others_stay_as_they_are),
         cmocka_unit_test(checkpoints_fit_any_number_of_ranks),
+        cmocka_unit_test(a_step_that_fails_on_one_rank_ends_on_all),
         cmocka_unit_test(wrong_arguments_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -229,6 +229,23 @@ static void refusals(rank *r)
     CHECK(worst(y, tr_zeros(TR_SHAPE(2, 2))) == 0);
 }
 
+/* The others would wait for its moments. */
+static void one_without_x(rank *r)
+{
+    TR_SCOPE;
+    tr_tensor *x = r->number ? tr_ones(TR_SHAPE(4, 2)) : tr_tensor_fail(TR_IO, "the disk is full");
+    CHECK(tr_status_of(tr_sync_batch_norm_op(r->group, x, .training = true)) == (r->number ? TR_PEER : TR_IO));
+    if (r->number) SAYS("rank 0 (pid ");
+    SAYS("the disk is full");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void test_x_in_error_on_one_rank(void **state)
+{
+    (void)state;
+    run(3, one_without_x, NULL);
+}
+
 static tr_tensor *loss_function(tr_tensor *y, tr_tensor *targets, void *user)
 {
     (void)targets, (void)user;
@@ -284,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_under_autocast),
         cmocka_unit_test(test_threads_share_no_group),
         cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_x_in_error_on_one_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

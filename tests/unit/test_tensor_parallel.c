@@ -94,6 +94,48 @@ static void check_ops(rank *r)
     OK(tr_leave(r->group));
 }
 
+/* The others would wait for what it has not got. */
+static void give_what_is_in_error(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_tensor *x = fails ? tr_tensor_fail(TR_IO, "the disk is full") : numbers(0, 0, 2, 3);
+    CHECK(tr_status_of(tr_all_reduce_op(r->group, x)) == (fails ? TR_IO : TR_PEER));
+    if (!fails) SAYS("rank 1 (pid ");
+    SAYS("the disk is full");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void a_tensor_in_error_on_one_rank_fails_on_all(void **state)
+{
+    (void)state;
+    run(3, give_what_is_in_error, NULL);
+}
+
+static tr_status refuse(tr_tensor *leaf, tr_tensor *gradient, void *user)
+{
+    (void)leaf, (void)gradient, (void)user;
+    return tr_fail(TR_FORMAT, "the hook does not like it");
+}
+
+/* A backward that fails on one rank before it comes to the layer where the others wait for it. */
+static void fail_behind(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_tensor *x = tr_require_grad(tr_ones(TR_SHAPE(2, 4))), *own = tr_require_grad(tr_ones(TR_SHAPE(2, 4)));
+    if (fails) CHECK(tr_grad_hook_add(own, refuse, NULL) >= 0);
+    tr_tensor *y = tr_copy_to_op(r->group, x);
+    CHECK(tr_backward(tr_sum(tr_mul(tr_relu(y), own))) == (fails ? TR_FORMAT : TR_PEER));
+    if (!fails) SAYS("rank 1 (pid ");
+    SAYS("the hook does not like it");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
+static void a_backward_that_fails_on_one_rank_fails_on_all(void **state)
+{
+    (void)state;
+    run(3, fail_behind, NULL);
+}
+
 static void ops_are_each_others_backward(void **state)
 {
     (void)state;
@@ -320,6 +362,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_are_each_others_backward),
+        cmocka_unit_test(a_tensor_in_error_on_one_rank_fails_on_all),
+        cmocka_unit_test(a_backward_that_fails_on_one_rank_fails_on_all),
         cmocka_unit_test(layers_in_slices_are_the_whole_layers),
         cmocka_unit_test(a_mesh_is_a_box_of_ranks),
         cmocka_unit_test(boxes_that_do_not_fit_are_errors),

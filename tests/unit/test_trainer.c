@@ -48,6 +48,8 @@ typedef struct rank {
     const char *command; /* what a shell does after the step command_at of rank 0; NULL: nothing */
     int64_t command_at;
     int command_failed;
+    enum { NOTHING, DATA, LOSS, VALIDATION, OPTIONS } fails; /* on rank 1 */
+    int losses; /* so many were computed */
     tr_status status;
     char message[512];
     double loss[STEPS + 1], validation[STEPS + 1], norm[STEPS + 1]; /* by step */
@@ -70,6 +72,15 @@ static void on_step(const tr_metrics_row *row, void *user)
     r->norm[row->step] = row->grad_norm;
 }
 
+static tr_tensor *loss_of(tr_module *net, tr_tensor *x, tr_tensor *y, void *user)
+{
+    rank *r = user;
+    bool validates = !tr_module_training(net);
+    if (r->rank == 1 && ((r->fails == LOSS && ++r->losses == 3) || (r->fails == VALIDATION && validates)))
+        return tr_tensor_fail(TR_IO, "the disk is full");
+    return tr_cross_entropy(tr_forward(net, x), y);
+}
+
 static tr_status train(rank *r)
 {
     tr_group *group = NULL;
@@ -79,7 +90,11 @@ static tr_status train(rank *r)
     /* DDP makes rank 0's weights everybody's, so the others may start with their own. */
     o.model = tr_gpt(.vocab = 256, .context = 8, .layers = 1, .heads = 2, .dim = 8, .dropout = 0.1,
         .seed = (uint64_t)r->rank + 1);
-    o.text = tr_text_load(text_path);
+    o.text = tr_text_load(r->fails == DATA && r->rank == 1 ? "/nowhere" : text_path);
+    if (r->fails) {
+        o.loss = loss_of;
+        o.user = r;
+    }
     o.group = group;
     o.context = 8;
     o.global_batch = o.global_batch ? o.global_batch : 6;
@@ -87,8 +102,9 @@ static tr_status train(rank *r)
     tr_trainer *trainer = tr_trainer_new_with(&o);
     tr_status status = tr_status_of(trainer);
     if (status == TR_OK)
-        status = tr_fit(trainer, .folder = r->folder, .stop_at = r->stop_at, .validate_every = 5, .save_every = 4,
-            .should_stop = should_stop, .on_step = on_step, .user = r, .report = &r->report, .draw = tr_chart_loss);
+        status = tr_fit(trainer, .folder = r->folder, .stop_at = r->fails == OPTIONS && r->rank == 1 ? -1 : r->stop_at,
+            .validate_every = 5, .save_every = 4, .should_stop = should_stop, .on_step = on_step, .user = r,
+            .report = &r->report, .draw = tr_chart_loss);
     r->steps = status == TR_OK ? tr_trainer_steps(trainer) : -1;
     r->report.metrics = NULL; /* it goes with this scope */
     if (status == TR_OK && group) status = tr_leave(group);
@@ -407,6 +423,23 @@ static void a_failure_of_rank_0_reaches_the_others(void **state)
     }
 }
 
+/* With the reason, and before the rank lets the group go. */
+static void a_failure_of_one_rank_reaches_the_others(void **state)
+{
+    (void)state;
+    static const char *const says[] = {[DATA] = "/nowhere", [LOSS] = "the disk is full", [VALIDATION] = "the disk is full",
+        [OPTIONS] = "fit: .stop_at, .validate_every and .save_every"};
+    for (int fails = DATA; fails <= OPTIONS; fails++) {
+        rank ranks[MOST_RANKS] = {0};
+        run_ranks((rank){.fails = fails}, 3, ranks);
+        for (int i = 0; i < 3; i++) {
+            assert_true(i == 1 ? ranks[i].status != TR_OK && ranks[i].status != TR_PEER : ranks[i].status == TR_PEER);
+            if (!strstr(ranks[i].message, says[fails])) fail_msg("rank %d: %s", i, ranks[i].message);
+            if (i != 1 && !strstr(ranks[i].message, "rank 1 ")) fail_msg("rank %d: %s", i, ranks[i].message);
+        }
+    }
+}
+
 static void a_diverged_run_says_so_on_every_rank(void **state)
 {
     (void)state;
@@ -579,6 +612,7 @@ int main(void)
         TEST(what_has_come_further_is_not_thrown_away),
         TEST(all_stop_when_one_wants_to),
         TEST(a_failure_of_rank_0_reaches_the_others),
+        TEST(a_failure_of_one_rank_reaches_the_others),
         TEST(a_diverged_run_says_so_on_every_rank),
         TEST(the_callers_autocast_counts_where_none_is_given),
         TEST(a_schedule_may_be_as_good_as_endless),

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/object.h"
+#include "comm/control.h"
 #include "comm/record/record.h"
 
 #include <inttypes.h>
@@ -21,6 +22,7 @@
 enum { MOST_BYTES = 1 << 20, SHOWN_DIFFERENCES = 3, SHOWN_BYTES = 80, VALUE_TEXT = SHOWN_BYTES + 64 };
 
 static const uint32_t told_bit = 1u << 31;
+static const char failure[] = ""; /* the name of a rank's only fact, where it failed */
 
 char *tr__number_text(double value, char text[TR__NUMBER_TEXT])
 {
@@ -224,14 +226,25 @@ static char *differences_text(part *all, int world_size, bool told)
     return text;
 }
 
-/* bytes: all ranks' facts, one after the other. */
-static tr_status compare(tr_group *group, const char *what, const char *bytes, const int64_t *sizes)
+/* TR_PEER with the first failure of a rank, where there is one. */
+static tr_status check_failures(part *all, int world_size)
+{
+    int *ranks = calloc((size_t)world_size, sizeof *ranks), count = 0;
+    if (!ranks) return tr__fail(TR_NO_MEMORY, "no memory to compare %d ranks", world_size);
+    for (int rank = 0; rank < world_size; rank++)
+        if (find_fact(&all[rank], failure).name) ranks[count++] = rank;
+    tr__fact first = count ? find_fact(&all[ranks[0]], failure) : (tr__fact){0};
+    char list[TR__RANKS_TEXT];
+    if (count) tr__ranks_text(ranks, count, count, list);
+    free(ranks);
+    return count ? tr__fail(TR_PEER, "%s failed: %.*s", list, (int)first.bytes, (const char *)first.value) : TR_OK;
+}
+
+/* Tells the differences that are only told, and fails with those that refuse. */
+static tr_status check_differences(part *all, const tr_group *group, const char *what)
 {
     int world_size = tr_world_size(group);
-    part *all = calloc((size_t)world_size, sizeof *all);
-    for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank], bytes};
-    char *told = all ? differences_text(all, world_size, true) : NULL;
-    char *refused = all ? differences_text(all, world_size, false) : NULL;
+    char *told = differences_text(all, world_size, true), *refused = differences_text(all, world_size, false);
     tr_status status = TR_OK;
     if (!told || !refused)
         status = tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
@@ -240,21 +253,35 @@ static tr_status compare(tr_group *group, const char *what, const char *bytes, c
     if (told && *told && tr_rank(group) == 0) tr__log(TR_LOG_WARN, "%s: ranks differ: %s", what, told);
     free(refused);
     free(told);
+    return status;
+}
+
+/* bytes: all ranks' facts, one after the other. */
+static tr_status compare(const tr_group *group, const char *what, const char *bytes, const int64_t *sizes)
+{
+    int world_size = tr_world_size(group);
+    part *all = calloc((size_t)world_size, sizeof *all);
+    if (!all) return tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    for (int rank = 0; rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank], bytes};
+    tr_status status = check_failures(all, world_size);
+    if (status == TR_OK) status = check_differences(all, group, what);
     free(all);
     return status;
 }
 
-tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
+static tr_status exchange(tr_group *group, const char *what, const tr__facts *facts)
 {
-    TR__TRY(tr_status_of(group));
-    if (facts->lost) return tr__fail(TR_NO_MEMORY, "%s: no memory for what ranks compare", what);
     int world_size = tr_world_size(group);
-    if (world_size == 1) return TR_OK;
     void *all = NULL;
     int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, facts->bytes, facts->length);
     int64_t *numbers = calloc((size_t)world_size, sizeof *numbers);
-    tr_status status = numbers ? tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64)
-                               : tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    if (!numbers || facts->lost) {
+        free(numbers);
+        tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+        tr__group_give_up(group);
+        return TR_NO_MEMORY;
+    }
+    tr_status status = tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64);
     bool alike = true;
     for (int rank = 0; rank < world_size && status == TR_OK; rank++) alike = alike && numbers[rank] == own;
     if (status == TR_OK && !alike) {
@@ -266,25 +293,55 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     return status;
 }
 
-tr_status tr__agree_once(tr_group *group, const char *what, tr__facts *facts)
+tr_status tr__agree(tr_group *group, const char *what, tr_status own, const tr__facts *facts)
 {
-    tr_status status = tr__agree(group, what, facts);
+    if (!group || tr__error_of(group)) return own == TR_OK ? tr_status_of(group) : own;
+    if (tr_world_size(group) == 1) return own;
+    if (own == TR_OK) return exchange(group, what, facts ? facts : &(tr__facts){0});
+    tr__error *error = tr__error_take();
+    tr__facts instead = {0};
+    tr__facts_say(&instead, failure, "%s", error->message);
+    (void)!exchange(group, what, &instead);
+    tr__facts_free(&instead);
+    return tr__error_restore(error);
+}
+
+tr_status tr__agree_once(tr_group *group, const char *what, tr_status own, tr__facts *facts)
+{
+    tr_status status = tr__agree(group, what, own, facts);
     tr__facts_free(facts);
     return status;
+}
+
+tr_status tr__agree_sums(tr_group *group, const char *what, tr_status own, double *sums, int n)
+{
+    if (!group || tr__error_of(group) || tr_world_size(group) == 1) return tr__agree(group, what, own, NULL);
+    double all[TR__SUMS_MOST + 1] = {0}; /* the last one: how many ranks failed */
+    tr__error *error = own == TR_OK ? NULL : tr__error_take();
+    if (!error) memcpy(all, sums, (size_t)n * sizeof *sums);
+    all[n] = error != NULL;
+    tr_status status = tr_all_reduce(group, all, n + 1, .dtype = TR_F64);
+    if (error) own = tr__error_restore(error);
+    if (status != TR_OK) return own == TR_OK ? status : own;
+    if (all[n] > 0) return tr__agree(group, what, own, NULL);
+    memcpy(sums, all, (size_t)n * sizeof *sums);
+    return TR_OK;
 }
 
 /* ---- The public calls ----------------------------------------------------------------------------------------------- */
 
 tr_status tr_agree_bytes(tr_group *group, const char *name, const void *value, size_t bytes)
 {
-    if (!group || !name || (!value && bytes))
-        return tr__fail(TR_INVALID, "tr_agree: %s is NULL", !group ? "the group" : name ? "the value" : "the name");
-    if (bytes > MOST_BYTES)
-        return tr__fail(TR_INVALID, "tr_agree: '%s' has %zu bytes, more than %d: compare its hash", name, bytes,
-                        MOST_BYTES);
+    tr_status own = TR_OK;
     tr__facts facts = {0};
-    tr__facts_add(&facts, &(tr__fact){.name = name, .value = value, .bytes = bytes});
-    return tr__agree_once(group, "tr_agree", &facts);
+    if (!group || !name || (!value && bytes))
+        own = tr__fail(TR_INVALID, "tr_agree: %s is NULL", !group ? "the group" : name ? "the value" : "the name");
+    else if (bytes > MOST_BYTES)
+        own = tr__fail(TR_INVALID, "tr_agree: '%s' has %zu bytes, more than %d: compare its hash", name, bytes,
+                        MOST_BYTES);
+    else
+        tr__facts_add(&facts, &(tr__fact){.name = name, .value = value, .bytes = bytes});
+    return tr__agree_once(group, "tr_agree", own, &facts);
 }
 
 tr_status tr_agree_text(tr_group *group, const char *name, const char *value)

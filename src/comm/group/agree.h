@@ -30,11 +30,18 @@ void tr__facts_free(tr__facts *facts);
 enum { TR__NUMBER_TEXT = 32 };
 char *tr__number_text(double value, char text[TR__NUMBER_TEXT]);
 
-/* Collective: eight bytes per rank as long as the facts are alike. TR_MISMATCH on every rank, with the same message, when a
- * name or a value differs between ranks: it says `what` differs, on which ranks, and shows the values of the first three
- * names that do. The group can be used on. */
-tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts);
+/* Collective: eight bytes per rank as long as the facts are alike. The group can be used on.
+ * own: what became of what this rank did by itself before. A rank that failed gets its own failure again; elsewhere TR_PEER names the
+ * ranks that failed, and says why.
+ * TR_MISMATCH on every rank, with the same message, when a name or a value differs between ranks: it says `what` differs, on which
+ * ranks, and shows the values of the first three names that do. facts: NULL where nothing but the ranks' own failures matters.
+ * No group: only this rank. */
+tr_status tr__agree(tr_group *group, const char *what, tr_status own, const tr__facts *facts);
 /* The same, and frees the facts. */
-tr_status tr__agree_once(tr_group *group, const char *what, tr__facts *facts);
+tr_status tr__agree_once(tr_group *group, const char *what, tr_status own, tr__facts *facts);
+
+/* Sums n numbers over the ranks in one all_reduce, which carries whether a rank has failed: then as tr__agree(). */
+enum { TR__SUMS_MOST = 8 };
+tr_status tr__agree_sums(tr_group *group, const char *what, tr_status own, double *sums, int n);
 
 #endif
