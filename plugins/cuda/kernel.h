@@ -18,6 +18,9 @@ extern const tr_device_host *host;
         if (try_status != TR_OK) return try_status; \
     } while (0)
 
+/* The attributes of an op that has none. */
+struct NONE {};
+
 /* One run of an op: its device is current, and `stream` is where to enqueue. */
 struct job {
     const tr_kernel_call &call;
@@ -28,7 +31,11 @@ struct job {
     const tr_device_tensor &out(int i) const { return call.outputs[i]; }
     bool has_in(int i) const { return i < call.n_inputs && call.inputs[i].data; }
     bool has_out(int i) const { return i < call.n_outputs && call.outputs[i].data; }
-    template <class A> const A &attrs() const { return *(const A *)call.attrs; }
+    template <class A> const A &attrs() const
+    {
+        static const A none = {};
+        return std::is_empty_v<A> ? none : *(const A *)call.attrs;
+    }
 };
 
 inline int64_t numel(const tr_shape &s)
