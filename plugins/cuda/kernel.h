@@ -55,6 +55,29 @@ tr_device_tensor dense_view(void *data, tr_dtype dtype, const tr_shape &shape);
 /* Has it this dtype, and these strides wherever a size is not 1? NULL: any. */
 bool lies_so(const tr_device_tensor &x, tr_dtype dtype, const int64_t *stride);
 
+/* A vector of any float dtype that a kernel writes, or adds to what it holds. */
+struct into_vector {
+    void *at; /* NULL: not wanted */
+    tr_dtype dtype;
+    int64_t step;
+    bool accumulate;
+    /* What is added to. */
+    template <class C> __device__ C before(int64_t i) const
+    {
+        return at && accumulate ? load_as<C>(dtype, at, i * step) : C(0);
+    }
+    template <class C> __device__ void put(int64_t i, C value) const
+    {
+        if (at) store_as<C>(dtype, at, i * step, value);
+    }
+};
+/* Output i, if it is wanted. */
+inline into_vector vector_to(const job &j, int i, bool accumulate)
+{
+    return j.has_out(i) ? into_vector{j.out(i).data, j.out(i).dtype, j.out(i).stride[0], accumulate}
+                        : into_vector{nullptr, TR_F32, 0, false};
+}
+
 /* Launches a kernel on the job's stream: a tr_status. A template's name stands in parentheses when it has several
  * arguments. */
 #define LAUNCH(j, kernel, grid, block, shared, ...) \
