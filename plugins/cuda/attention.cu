@@ -42,60 +42,36 @@ static heads packed_part(const tr_device_tensor &x, int part, int64_t n, int64_t
                  {x.stride[0], dim * one, x.stride[1], one}};
 }
 
-static void set_scale(const job &j, attention &a)
+/* The call's tensors as heads. packed: q, k and v are the parts of one tensor, and so are their gradients. */
+static attention attention_of(const job &j, bool packed, bool grad)
 {
     const tr_attention_attrs &attrs = j.attrs<tr_attention_attrs>();
-    bool given = attrs.scale != 0 || signbit(attrs.scale); /* TR_ZERO means zero */
+    const tr_device_tensor *in = j.call.inputs + grad, *kept = in + (packed ? 1 : 4); /* kept: o and lse, of gradients */
+    const tr_device_tensor &q = in[0], &k = in[packed ? 0 : 1];
+    attention a = {};
+    a.dtype = q.dtype;
+    a.batch = q.shape.dim[0];
+    a.heads_n = packed ? attrs.heads : q.shape.dim[1];
+    a.queries = q.shape.dim[packed ? 1 : 2];
+    a.keys = k.shape.dim[packed ? 1 : 2];
+    a.dim = packed ? q.shape.dim[2] / 3 / a.heads_n : q.shape.dim[3];
     a.causal = attrs.causal;
+    bool given = attrs.scale != 0 || signbit(attrs.scale); /* TR_ZERO means zero */
     a.scale = given ? attrs.scale : a.dim ? 1 / sqrt((double)a.dim) : 1;
-}
-
-static attention packed_attention(const job &j, bool grad)
-{
-    const tr_device_tensor &qkv = j.in(grad), &o = grad ? j.in(2) : j.out(0);
-    int64_t n = j.attrs<tr_attention_attrs>().heads, dim = qkv.shape.dim[2] / 3 / n, seq = qkv.shape.dim[1];
-    attention a = {};
-    a.dtype = qkv.dtype;
-    a.batch = qkv.shape.dim[0];
-    a.heads_n = n;
-    a.queries = a.keys = seq;
-    a.dim = dim;
-    set_scale(j, a);
-    a.q = packed_part(qkv, 0, n, dim);
-    a.k = packed_part(qkv, 1, n, dim);
-    a.v = packed_part(qkv, 2, n, dim);
-    a.o = packed_part(o, 0, n, dim);
-    a.lse = heads_of(grad ? j.in(3) : j.out(1));
+    auto part = [&](const tr_device_tensor *of, int i) {
+        return packed ? packed_part(*of, i, a.heads_n, a.dim) : heads_of(of[i]);
+    };
+    a.q = part(in, 0);
+    a.k = part(in, 1);
+    a.v = part(in, 2);
+    if (!packed && j.has_in(grad + 3)) a.mask = mask_of(in[3]);
+    a.o = part(grad ? kept : j.call.outputs, 0);
+    a.lse = heads_of(grad ? kept[1] : j.out(1));
     if (!grad) return a;
-    a.g = packed_part(j.in(0), 0, n, dim);
-    a.dq = packed_part(j.out(0), 0, n, dim);
-    a.dk = packed_part(j.out(0), 1, n, dim);
-    a.dv = packed_part(j.out(0), 2, n, dim);
-    return a;
-}
-
-static attention separate_attention(const job &j, bool grad)
-{
-    const tr_device_tensor *in = j.call.inputs + grad;
-    attention a = {};
-    a.dtype = in[0].dtype;
-    a.batch = in[0].shape.dim[0];
-    a.heads_n = in[0].shape.dim[1];
-    a.queries = in[0].shape.dim[2];
-    a.keys = in[1].shape.dim[2];
-    a.dim = in[0].shape.dim[3];
-    set_scale(j, a);
-    a.q = heads_of(in[0]);
-    a.k = heads_of(in[1]);
-    a.v = heads_of(in[2]);
-    if (j.has_in(grad + 3)) a.mask = mask_of(in[3]);
-    a.o = heads_of(grad ? in[4] : j.out(0));
-    a.lse = heads_of(grad ? in[5] : j.out(1));
-    if (!grad) return a;
-    a.g = heads_of(j.in(0));
-    a.dq = heads_of(j.out(0));
-    a.dk = heads_of(j.out(1));
-    a.dv = heads_of(j.out(2));
+    a.g = part(j.call.inputs, 0);
+    a.dq = part(j.call.outputs, 0);
+    a.dk = part(j.call.outputs, 1);
+    a.dv = part(j.call.outputs, 2);
     return a;
 }
 
@@ -399,7 +375,7 @@ static tr_status run_backward(const job &j, const attention &a)
     });
 }
 
-tr_status cuda_attention(const job &j) { return run_forward(j, separate_attention(j, false)); }
-tr_status cuda_attention_grad(const job &j) { return run_backward(j, separate_attention(j, true)); }
-tr_status cuda_self_attention(const job &j) { return run_forward(j, packed_attention(j, false)); }
-tr_status cuda_self_attention_grad(const job &j) { return run_backward(j, packed_attention(j, true)); }
+tr_status cuda_attention(const job &j) { return run_forward(j, attention_of(j, false, false)); }
+tr_status cuda_attention_grad(const job &j) { return run_backward(j, attention_of(j, false, true)); }
+tr_status cuda_self_attention(const job &j) { return run_forward(j, attention_of(j, true, false)); }
+tr_status cuda_self_attention_grad(const job &j) { return run_backward(j, attention_of(j, true, true)); }

@@ -282,28 +282,6 @@ __global__ void take_moments(lines<C> line, affine_vectors<C> a, C *mean_to, C *
     }
 }
 
-struct into_vector {
-    void *at; /* NULL: not wanted */
-    tr_dtype dtype;
-    int64_t step;
-    bool accumulate;
-    /* What is added to. */
-    template <class C> __device__ C before(int64_t c) const
-    {
-        return at && accumulate ? load_as<C>(dtype, at, c * step) : C(0);
-    }
-    template <class C> __device__ void put(int64_t c, C value) const
-    {
-        if (at) store_as<C>(dtype, at, c * step, value);
-    }
-};
-
-into_vector vector_to(const job &j, int i, bool accumulate)
-{
-    return j.has_out(i) ? into_vector{j.out(i).data, j.out(i).dtype, j.out(i).stride[0], accumulate}
-                        : into_vector{nullptr, TR_F32, 0, false};
-}
-
 /* The lines of dx. Frozen ones are of g alone, which then is their x. */
 template <class C>
 __global__ void finish_sums(cuts<C> cut, affine_vectors<C> a, const C *mean, const C *var, bool frozen,

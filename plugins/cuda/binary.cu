@@ -6,29 +6,14 @@
 /* NaN in either input stays NaN. Integers wrap around: they are added as unsigned numbers, whose overflow is defined.
  */
 
-#define BINARY(name, float_expression, integer_expression)                                                    \
-    struct name##_of {                                                                                        \
-        __device__ float operator()(float a, float b) const { return float_expression; }                     \
-        __device__ double operator()(double a, double b) const { return float_expression; }                  \
-        __device__ int64_t operator()(int64_t a, int64_t b) const { return integer_expression; }             \
-    };                                                                                                        \
-    tr_status cuda_##name(const job &j) { return elementwise_any<2>(j, name##_of()); }
+NUMBERS(add, 2, (C x, C y), x + y, (int64_t)((uint64_t)x + (uint64_t)y))
+NUMBERS(sub, 2, (C x, C y), x - y, (int64_t)((uint64_t)x - (uint64_t)y))
+NUMBERS(mul, 2, (C x, C y), x * y, (int64_t)((uint64_t)x * (uint64_t)y))
+NUMBERS(maximum, 2, (C x, C y), x > y || x != x ? x : y, x > y ? x : y)
+NUMBERS(minimum, 2, (C x, C y), x < y || x != x ? x : y, x < y ? x : y)
 
-BINARY(add, a + b, (int64_t)((uint64_t)a + (uint64_t)b))
-BINARY(sub, a - b, (int64_t)((uint64_t)a - (uint64_t)b))
-BINARY(mul, a *b, (int64_t)((uint64_t)a * (uint64_t)b))
-BINARY(maximum, a > b || a != a ? a : b, a > b ? a : b)
-BINARY(minimum, a < b || a != a ? a : b, a < b ? a : b)
-
-struct div_of {
-    template <class C> __device__ C operator()(C a, C b) const { return a / b; }
-};
-tr_status cuda_div(const job &j) { return elementwise_floats<2>(j, div_of()); }
-
-struct maximum_grad_of {
-    template <class C> __device__ C operator()(C g, C a, C b) const { return a < b ? C(0) : a == b ? C(0.5) * g : g; }
-};
-tr_status cuda_maximum_grad(const job &j) { return elementwise_floats<3>(j, maximum_grad_of()); }
+FLOATS(div, 2, NONE, (C x, C y), x / y)
+FLOATS(maximum_grad, 3, NONE, (C g, C x, C y), x < y ? C(0) : x == y ? C(0.5) * g : g)
 
 /* ---- Comparisons: a, b of one dtype -> bool ---------------------------------------------------------------------- */
 
@@ -76,40 +61,15 @@ tr_status cuda_where(const job &j)
 
 /* ---- Losses, element by element ---------------------------------------------------------------------------------- */
 
-struct mse_loss_of {
-    template <class C> __device__ C operator()(C x, C y) const { return (x - y) * (x - y); }
-};
-struct mse_loss_grad_of {
-    template <class C> __device__ C operator()(C g, C x, C y) const { return 2 * g * (x - y); }
-};
-struct huber_loss_of {
-    double delta;
-    template <class C> __device__ C operator()(C x, C y) const
-    {
-        C d = x - y, bound = (C)delta, size = fabs(d);
-        return size <= bound ? C(0.5) * d * d : bound * (size - C(0.5) * bound);
-    }
-};
-struct huber_loss_grad_of {
-    double delta;
-    template <class C> __device__ C operator()(C g, C x, C y) const { return g * held(x - y, (C)-delta, (C)delta); }
-};
-struct bce_with_logits_of {
-    template <class C> __device__ C operator()(C x, C y) const { return x * (C(x > 0) - y) + log1p(exp(-fabs(x))); }
-};
-struct bce_with_logits_grad_of {
-    template <class C> __device__ C operator()(C g, C x, C y) const { return g * (1 / (1 + exp(-x)) - y); }
-};
+template <class C> __device__ C huber(C off, C bound)
+{
+    C size = fabs(off);
+    return size <= bound ? C(0.5) * off * off : bound * (size - C(0.5) * bound);
+}
 
-tr_status cuda_mse_loss(const job &j) { return elementwise_floats<2>(j, mse_loss_of()); }
-tr_status cuda_mse_loss_grad(const job &j) { return elementwise_floats<3>(j, mse_loss_grad_of()); }
-tr_status cuda_huber_loss(const job &j)
-{
-    return elementwise_floats<2>(j, huber_loss_of{j.attrs<tr_huber_loss_attrs>().delta});
-}
-tr_status cuda_huber_loss_grad(const job &j)
-{
-    return elementwise_floats<3>(j, huber_loss_grad_of{j.attrs<tr_huber_loss_attrs>().delta});
-}
-tr_status cuda_bce_with_logits(const job &j) { return elementwise_floats<2>(j, bce_with_logits_of()); }
-tr_status cuda_bce_with_logits_grad(const job &j) { return elementwise_floats<3>(j, bce_with_logits_grad_of()); }
+FLOATS(mse_loss, 2, NONE, (C x, C y), (x - y) * (x - y))
+FLOATS(mse_loss_grad, 3, NONE, (C g, C x, C y), 2 * g * (x - y))
+FLOATS(huber_loss, 2, tr_huber_loss_attrs, (C x, C y), huber(x - y, (C)a.delta))
+FLOATS(huber_loss_grad, 3, tr_huber_loss_attrs, (C g, C x, C y), g * held(x - y, (C)-a.delta, (C)a.delta))
+FLOATS(bce_with_logits, 2, NONE, (C x, C y), x * (C(x > 0) - y) + log1p(exp(-fabs(x))))
+FLOATS(bce_with_logits_grad, 3, NONE, (C g, C x, C y), g * (1 / (1 + exp(-x)) - y))

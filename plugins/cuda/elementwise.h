@@ -151,4 +151,23 @@ template <int N, class F> tr_status elementwise_any(const job &j, const F &f)
     return elementwise_into<int64_t, N>(j, j.out(0), j.call.inputs, f);
 }
 
+/* cuda_NAME: what the expression makes of N floats, the parameters, of the type C that is computed in; a: the op's attributes. */
+#define FLOATS(name, N, attributes, parameters, expression)                                          \
+    struct name##_of {                                                                               \
+        attributes a;                                                                                \
+        template <class C> __device__ C operator() parameters const { return (expression); }         \
+    };                                                                                               \
+    tr_status cuda_##name(const job &j) { return elementwise_floats<N>(j, name##_of{j.attrs<attributes>()}); }
+
+/* The same of floats and integers, whose C is int64_t. */
+#define NUMBERS(name, N, parameters, float_expression, integer_expression)                           \
+    struct name##_of {                                                                               \
+        template <class C> __device__ C operator() parameters const                                  \
+        {                                                                                            \
+            if constexpr (is_float<C>) return (float_expression);                                    \
+            else return (integer_expression);                                                        \
+        }                                                                                            \
+    };                                                                                               \
+    tr_status cuda_##name(const job &j) { return elementwise_any<N>(j, name##_of()); }
+
 #endif

@@ -18,6 +18,9 @@ extern const tr_device_host *host;
         if (try_status != TR_OK) return try_status; \
     } while (0)
 
+/* The attributes of an op that has none. */
+struct NONE {};
+
 /* One run of an op: its device is current, and `stream` is where to enqueue. */
 struct job {
     const tr_kernel_call &call;
@@ -28,7 +31,11 @@ struct job {
     const tr_device_tensor &out(int i) const { return call.outputs[i]; }
     bool has_in(int i) const { return i < call.n_inputs && call.inputs[i].data; }
     bool has_out(int i) const { return i < call.n_outputs && call.outputs[i].data; }
-    template <class A> const A &attrs() const { return *(const A *)call.attrs; }
+    template <class A> const A &attrs() const
+    {
+        static const A none = {};
+        return std::is_empty_v<A> ? none : *(const A *)call.attrs;
+    }
 };
 
 inline int64_t numel(const tr_shape &s)
@@ -47,6 +54,29 @@ tr_device_tensor dense_view(void *data, tr_dtype dtype, const tr_shape &shape);
 
 /* Has it this dtype, and these strides wherever a size is not 1? NULL: any. */
 bool lies_so(const tr_device_tensor &x, tr_dtype dtype, const int64_t *stride);
+
+/* A vector of any float dtype that a kernel writes, or adds to what it holds. */
+struct into_vector {
+    void *at; /* NULL: not wanted */
+    tr_dtype dtype;
+    int64_t step;
+    bool accumulate;
+    /* What is added to. */
+    template <class C> __device__ C before(int64_t i) const
+    {
+        return at && accumulate ? load_as<C>(dtype, at, i * step) : C(0);
+    }
+    template <class C> __device__ void put(int64_t i, C value) const
+    {
+        if (at) store_as<C>(dtype, at, i * step, value);
+    }
+};
+/* Output i, if it is wanted. */
+inline into_vector vector_to(const job &j, int i, bool accumulate)
+{
+    return j.has_out(i) ? into_vector{j.out(i).data, j.out(i).dtype, j.out(i).stride[0], accumulate}
+                        : into_vector{nullptr, TR_F32, 0, false};
+}
 
 /* Launches a kernel on the job's stream: a tr_status. A template's name stands in parentheses when it has several
  * arguments. */

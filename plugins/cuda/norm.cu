@@ -322,38 +322,27 @@ norm_grad_both(T *dx, int64_t to, norm_inputs<T> in, compute_of<T> *parts)
     }
 }
 
-struct column_sums { void *y; tr_dtype dtype; int64_t step; bool accumulate; /* y NULL: none */ };
-struct both_columns { column_sums weight, bias; };
-
-/* y: [d] <- (y +) the sums of parts: [count][2][d], of the first and the second of each two. */
-template <class C> __global__ void add_columns(const C *parts, int count, int64_t d, both_columns both)
+/* [d] <- (what it has +) the sums of parts: [count][2][d], of the first and the second of each two. */
+template <class C> __global__ void add_columns(const C *parts, int count, int64_t d, into_vector weight, into_vector bias)
 {
-    column_sums to = blockIdx.y ? both.bias : both.weight;
+    into_vector to = blockIdx.y ? bias : weight;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (!to.y) return;
+    if (!to.at) return;
     C sum = 0;
     if (i < d)
         each_loaded<8, C>(threadIdx.y, count, blockDim.y,
                           [&](int64_t p) { return parts[(2 * p + blockIdx.y) * d + i]; },
                           [&](C part, int64_t) { sum += part; });
     sum = reduce_in_group(sum, plus_of());
-    if (threadIdx.y || i >= d) return;
-    store_as<C>(to.dtype, to.y, i * to.step, to.accumulate ? load_as<C>(to.dtype, to.y, i * to.step) + sum : sum);
+    if (!threadIdx.y && i < d) to.put(i, to.before<C>(i) + sum);
 }
 
 /* The weight's gradient and the bias's from count parts. */
 template <class C> static tr_status add_parts(const job &j, const C *parts, int64_t count, int64_t d)
 {
     const tr_layer_norm_attrs &a = j.attrs<tr_layer_norm_attrs>();
-    both_columns both = {};
-    for (int k = 0; k < 2; k++) {
-        if (!j.has_out(1 + k)) continue;
-        const tr_device_tensor &y = j.out(1 + k);
-        (k ? both.bias : both.weight) =
-            column_sums{y.data, y.dtype, y.stride[0], k ? a.accumulate_bias : a.accumulate_weight};
-    }
     return LAUNCH(j, add_columns<C>, dim3((unsigned)parts_of(d, LANES), 2), dim3(LANES, ROWS), 0, parts, (int)count, d,
-                  both);
+                  vector_to(j, 1, a.accumulate_weight), vector_to(j, 2, a.accumulate_bias));
 }
 
 template <class T> static tr_status norm_grad(const job &j, const norm_inputs<T> &in)

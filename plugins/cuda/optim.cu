@@ -32,16 +32,9 @@ template <class S> struct sgd {
     S lr, decay, old, fresh, ahead, by;
     bool moves; /* there is momentum */
     sgd(const tr_step_attrs &a, bool has_state)
-    {
-        double momentum = own(a, 0), dampening = own(a, 1);
-        moves = has_state;
-        lr = (S)a.lr;
-        decay = (S)a.weight_decay;
-        old = (S)(a.step == 1 ? 0 : momentum);
-        fresh = (S)(a.step == 1 ? 1 : 1 - dampening);
-        ahead = (S)own(a, 2); /* Nesterov's */
-        by = ahead != S(0) ? (S)momentum : S(1);
-    }
+        : lr((S)a.lr), decay((S)a.weight_decay), old((S)(a.step == 1 ? 0 : own(a, 0))),
+          fresh((S)(a.step == 1 ? 1 : 1 - own(a, 1))), ahead((S)own(a, 2) /* Nesterov's */),
+          by(ahead != S(0) ? (S)own(a, 0) : S(1)), moves(has_state) {}
     __device__ S operator()(S x, S g, S *s, S) const
     {
         g += decay * x;
@@ -51,31 +44,37 @@ template <class S> struct sgd {
     }
 };
 
-/* Adam and AdamW, and with a third state AMSGrad. */
-template <class S> struct adam {
-    S added, keep, step, scale, beta2, rest1, rest2, eps;
-    bool holds_most;
-    adam(const tr_step_attrs &a, bool has_third)
+/* Adam's moments, and the coupled and the decoupled decay. */
+template <class S> struct moments_of {
+    S added, keep, rest1, beta2, rest2, eps;
+    moments_of(const tr_step_attrs &a, bool decoupled)
+        : added((S)(decoupled ? 0 : a.weight_decay)), keep((S)(1 - (decoupled ? a.lr * a.weight_decay : 0))),
+          rest1((S)(1 - own(a, 0))), beta2((S)own(a, 1)), rest2((S)(1 - own(a, 1))), eps((S)own(a, 2))
     {
-        double b1 = own(a, 0), b2 = own(a, 1), t = (double)a.step;
-        bool decoupled = own(a, 3) != 0;
-        added = (S)(decoupled ? 0 : a.weight_decay);
-        keep = (S)(1 - (decoupled ? a.lr * a.weight_decay : 0));
-        step = (S)(a.lr / (1 - pow(b1, t)));
-        scale = (S)(1 / sqrt(1 - pow(b2, t)));
-        beta2 = (S)b2;
-        rest1 = (S)(1 - b1);
-        rest2 = (S)(1 - b2);
-        eps = (S)own(a, 2);
-        holds_most = has_third;
     }
-    __device__ S operator()(S x, S g, S *s, S) const
+    __device__ S move(S x, S g, S *s) const
     {
         g += added * x;
         s[0] = s[0] + (g - s[0]) * rest1;
-        S w = s[1] = s[1] * beta2 + g * g * rest2;
+        s[1] = s[1] * beta2 + g * g * rest2;
+        return g;
+    }
+};
+
+/* Adam and AdamW, and with a third state AMSGrad. */
+template <class S> struct adam {
+    moments_of<S> moments;
+    S step, scale;
+    bool holds_most;
+    adam(const tr_step_attrs &a, bool has_third)
+        : moments(a, own(a, 3) != 0), step((S)(a.lr / (1 - pow(own(a, 0), (double)a.step)))),
+          scale((S)(1 / sqrt(1 - pow(own(a, 1), (double)a.step)))), holds_most(has_third) {}
+    __device__ S operator()(S x, S g, S *s, S) const
+    {
+        moments.move(x, g, s);
+        S w = s[1];
         if (holds_most) w = s[2] = s[2] > w ? s[2] : w;
-        return x * keep - step * s[0] / (sqrt(w) * scale + eps);
+        return x * moments.keep - step * s[0] / (sqrt(w) * scale + moments.eps);
     }
 };
 
@@ -151,23 +150,6 @@ template <class S> struct rprop {
         s[0] = g;
         s[1] = size;
         return x - size * sign_of(g);
-    }
-};
-
-/* Of NAdam and RAdam: the coupled and the decoupled decay, and the moments. */
-template <class S> struct moments_of {
-    S added, keep, rest1, beta2, rest2, eps;
-    moments_of(const tr_step_attrs &a, bool decoupled)
-        : added((S)(decoupled ? 0 : a.weight_decay)), keep((S)(1 - (decoupled ? a.lr * a.weight_decay : 0))),
-          rest1((S)(1 - own(a, 0))), beta2((S)own(a, 1)), rest2((S)(1 - own(a, 1))), eps((S)own(a, 2))
-    {
-    }
-    __device__ S move(S x, S g, S *s) const
-    {
-        g += added * x;
-        s[0] = s[0] + (g - s[0]) * rest1;
-        s[1] = s[1] * beta2 + g * g * rest2;
-        return g;
     }
 };
 

@@ -9,18 +9,6 @@ template <int N> struct rows {
     int64_t n, count; /* elements of a row, rows */
 };
 
-template <int N> static rows<N> rows_of(const tr_device_tensor *const *tensors, int dim)
-{
-    rows<N> r;
-    for (int k = 0; k < N; k++) {
-        r.others[k] = axis_in(*tensors[k], ~(1u << dim));
-        r.step[k] = tensors[k]->stride[dim];
-    }
-    r.n = tensors[0]->shape.dim[dim];
-    r.count = r.others[0].n;
-    return r;
-}
-
 /* With lse = log(sum(exp(x))): softmax is exp(x - lse), log_softmax is x - lse. */
 template <class T, bool LOG> __global__ void softmax(T *y, const T *x, rows<2> r)
 {
@@ -56,14 +44,28 @@ template <class T, bool LOG> __global__ void softmax_grad(T *dx, const T *g, con
     map_row(to, from, r.n, [&](int64_t, const C *v) { return LOG ? v[0] - exp(v[1]) * sum : v[1] * (v[0] - sum); });
 }
 
-template <bool LOG> static tr_status run_softmax(const job &j)
+/* launch(type, rows, groups of threads for them) for the output and the inputs as rows along the op's dimension. */
+template <int N, class Launch> static tr_status run_rows(const job &j, Launch launch)
 {
-    const tr_device_tensor *tensors[] = {&j.out(0), &j.in(0)};
-    rows<2> r = rows_of<2>(tensors, j.attrs<tr_dim_attrs>().dim);
+    int dim = j.attrs<tr_dim_attrs>().dim;
+    rows<N> r;
+    for (int k = 0; k < N; k++) {
+        const tr_device_tensor &x = k ? j.in(k - 1) : j.out(0);
+        r.others[k] = axis_in(x, ~(1u << dim));
+        r.step[k] = x.stride[dim];
+    }
+    r.n = j.out(0).shape.dim[dim];
+    r.count = r.others[0].n;
     if (r.count * r.n == 0) return TR_OK;
     return for_float(j.out(0).dtype, [&](auto t) {
+        return launch(t, r, groups_of_rows(r.count, r.n, r.step[N - 1], sizeof(typename decltype(t)::type)));
+    });
+}
+
+template <bool LOG> static tr_status run_softmax(const job &j)
+{
+    return run_rows<2>(j, [&](auto t, const rows<2> &r, const thread_groups &w) {
         using T = typename decltype(t)::type;
-        thread_groups w = groups_of_rows(r.count, r.n, r.step[1], sizeof(T));
         return LAUNCH(j, (softmax<T, LOG>), dim3((unsigned)w.blocks), w.block, 0, (T *)j.out(0).data,
                       (const T *)j.in(0).data, r);
     });
@@ -71,12 +73,8 @@ template <bool LOG> static tr_status run_softmax(const job &j)
 
 template <bool LOG> static tr_status run_softmax_grad(const job &j)
 {
-    const tr_device_tensor *tensors[] = {&j.out(0), &j.in(0), &j.in(1)};
-    rows<3> r = rows_of<3>(tensors, j.attrs<tr_dim_attrs>().dim);
-    if (r.count * r.n == 0) return TR_OK;
-    return for_float(j.out(0).dtype, [&](auto t) {
+    return run_rows<3>(j, [&](auto t, const rows<3> &r, const thread_groups &w) {
         using T = typename decltype(t)::type;
-        thread_groups w = groups_of_rows(r.count, r.n, r.step[2], sizeof(T));
         return LAUNCH(j, (softmax_grad<T, LOG>), dim3((unsigned)w.blocks), w.block, 0, (T *)j.out(0).data,
             (const T *)j.in(0).data, (const T *)j.in(1).data, r);
     });

@@ -3,11 +3,6 @@
 #include "device.h"
 #include "families.h"
 
-struct no_attributes;
-template <class A> constexpr size_t size_of_attributes = sizeof(A);
-template <> constexpr size_t size_of_attributes<no_attributes> = 0;
-#define NONE no_attributes
-
 /* The library's call, on its device. */
 template <tr_status (*RUN)(const job &)> static tr_status run(const tr_kernel_call *call)
 {
@@ -16,6 +11,6 @@ template <tr_status (*RUN)(const job &)> static tr_status run(const tr_kernel_ca
 }
 
 const tr_kernel_entry cuda_kernels[CUDA_KERNELS] = {
-#define KERNEL(op, attributes) {#op, size_of_attributes<attributes>, run<cuda_##op>},
+#define KERNEL(op, attributes) {#op, std::is_empty_v<attributes> ? 0 : sizeof(attributes), run<cuda_##op>},
 #include "kernels.def"
 };

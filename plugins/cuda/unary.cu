@@ -3,36 +3,12 @@
 #include "elementwise.h"
 #include "families.h"
 
-/* x is an element of the input, C the type that is computed in; of gradients g is one of the gradient that arrived. */
-#define UNARY(name, expression)                                                            \
-    struct name##_of {                                                                     \
-        template <class C> __device__ C operator()(C x) const { return (expression); }     \
-    };                                                                                     \
-    tr_status cuda_##name(const job &j) { return elementwise_floats<1>(j, name##_of()); }
-#define UNARY_OF_INTEGERS_TOO(name, expression, integer_expression)                        \
-    struct name##_of {                                                                     \
-        __device__ float operator()(float x) const { return (expression); }                \
-        __device__ double operator()(double x) const { return (expression); }              \
-        __device__ int64_t operator()(int64_t x) const { return (integer_expression); }    \
-    };                                                                                     \
-    tr_status cuda_##name(const job &j) { return elementwise_any<1>(j, name##_of()); }
-#define UNARY_WITH(name, attributes, expression)                                           \
-    struct name##_of {                                                                     \
-        attributes a;                                                                      \
-        template <class C> __device__ C operator()(C x) const { return (expression); }     \
-    };                                                                                     \
-    tr_status cuda_##name(const job &j) { return elementwise_floats<1>(j, name##_of{j.attrs<attributes>()}); }
-#define GRADIENT(name, expression)                                                         \
-    struct name##_of {                                                                     \
-        template <class C> __device__ C operator()(C g, C x) const { return (expression); } \
-    };                                                                                     \
-    tr_status cuda_##name(const job &j) { return elementwise_floats<2>(j, name##_of()); }
-#define GRADIENT_WITH(name, attributes, expression)                                        \
-    struct name##_of {                                                                     \
-        attributes a;                                                                      \
-        template <class C> __device__ C operator()(C g, C x) const { return (expression); } \
-    };                                                                                     \
-    tr_status cuda_##name(const job &j) { return elementwise_floats<2>(j, name##_of{j.attrs<attributes>()}); }
+/* x is an element of the input, of gradients g is one of the gradient that arrived. */
+#define UNARY(name, expression) FLOATS(name, 1, NONE, (C x), expression)
+#define UNARY_WITH(name, attributes, expression) FLOATS(name, 1, attributes, (C x), expression)
+#define GRADIENT(name, expression) FLOATS(name, 2, NONE, (C g, C x), expression)
+#define GRADIENT_WITH(name, attributes, expression) FLOATS(name, 2, attributes, (C g, C x), expression)
+#define UNARY_OF_INTEGERS_TOO(name, expression, integer_expression) NUMBERS(name, 1, (C x), expression, integer_expression)
 
 #define NEGATED(x) (int64_t)(0 - (uint64_t)(x))
 

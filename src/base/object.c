@@ -69,19 +69,13 @@ tr_status tr__fail_v(tr_status status, const char *format, va_list arguments)
 
 tr_status (tr__fail)(tr_status status, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     return status;
 }
 
 tr_status (tr__fail_errno)(tr_status status, int error, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     char text[128];
     return tr__fail(status, "%s: %s", state.message, strerror_r(error, text, sizeof text));
 }
@@ -90,10 +84,7 @@ tr_status (tr__fail_context)(tr_status status, const char *format, ...)
 {
     char old[sizeof state.message];
     memcpy(old, state.message, sizeof old);
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     return tr__fail(status, "%s: %s", state.message, old);
 }
 
@@ -150,10 +141,7 @@ const char *tr_error_message(void)
 
 tr_status tr_fail(tr_status status, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     return status;
 }
 
@@ -366,10 +354,7 @@ static void *object_in_error(const tr__type *type, tr__error *error)
 
 void *tr__object_fail(const tr__type *type, tr_status status, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     return object_in_error(type, tr__error_take());
 }
 

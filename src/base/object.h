@@ -82,6 +82,14 @@ void tr__unref(const void *object);
 /* The one place where failures are made: sets this thread's message and returns status. Break here to catch them all. */
 tr_status tr__fail(tr_status status, const char *format, ...) TR_PRINTF(2, 3);
 tr_status tr__fail_v(tr_status status, const char *format, va_list arguments) TR_PRINTF(2, 0);
+/* In a function whose last parameter before ... is format: the failure that it is told. */
+#define TR__FAIL_AS_TOLD(status, format)              \
+    do {                                              \
+        va_list told;                                 \
+        va_start(told, format);                       \
+        tr__fail_v(status, format, told);             \
+        va_end(told);                                 \
+    } while (0)
 /* The same with ": " and the text of errno at the end. */
 tr_status tr__fail_errno(tr_status status, int error, const char *format, ...) TR_PRINTF(3, 4);
 /* Puts words in front of this thread's latest message: how callers say what they were at. Returns status. */

@@ -98,19 +98,13 @@ bool tr_module_training(const tr_module *module)
 
 tr_tensor *tr_tensor_fail(tr_status status, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     return tr__tensor_failed();
 }
 
 tr_module *tr_module_fail(tr_status status, const char *format, ...)
 {
-    va_list arguments;
-    va_start(arguments, format);
-    tr__fail_v(status, format, arguments);
-    va_end(arguments);
+    TR__FAIL_AS_TOLD(status, format);
     return tr__object_failed(&tr__module_type);
 }
 

@@ -219,10 +219,10 @@ tr_status tr__batch_norm_grad_forward(tr_op_call *call)
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */
 
-/* By one of the two gradient ops: batch_norm_relu_grad also reads the output and gives the residual's gradient. */
-static tr_status run_backward(tr_backward_call *call, const tr_op *grad)
+/* By the op of the next row: batch_norm_relu_grad also reads the output and gives the residual's gradient. */
+tr_status tr__batch_norm_backward(tr_backward_call *call)
 {
-    bool has_relu = grad == tr__op(batch_norm_relu_grad);
+    bool has_relu = call->op == tr__op(batch_norm_relu);
     tr_batch_norm_attrs attrs = *(const tr_batch_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[4] = {NULL};
     if (!call->grad_outputs[0]) return TR_OK;
@@ -232,19 +232,14 @@ static tr_status run_backward(tr_backward_call *call, const tr_op *grad)
     if (has_relu && call->needs[RESIDUAL]) call->grad_inputs[RESIDUAL] = grads[3] = tr__tensor_new_like(x);
     tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], call->outputs[2],
         has_relu ? call->outputs[0] : NULL};
-    TR__TRY(tr__op_run(grad, &attrs, inputs, has_relu ? 6 : 5, grads, has_relu ? 4 : 3));
+    TR__TRY(tr__op_run(call->op + 1, &attrs, inputs, has_relu ? 6 : 5, grads, has_relu ? 4 : 3));
     for (int i = 0; i < 3; i++) call->grad_inputs[i] = grads[i];
     return TR_OK;
 }
 
-tr_status tr__batch_norm_backward(tr_backward_call *call)
-{
-    return run_backward(call, tr__op(batch_norm_grad));
-}
-
 tr_status tr__batch_norm_relu_backward(tr_backward_call *call)
 {
-    return run_backward(call, tr__op(batch_norm_relu_grad));
+    return tr__batch_norm_backward(call);
 }
 
 /* ---- With running statistics ----------------------------------------------------------------------------------------- */

@@ -212,28 +212,24 @@ tr_status tr__layer_norm_grad_forward(tr_op_call *call)
 
 /* ---- Gradients ------------------------------------------------------------------------------------------------- */
 
-/* `grad` on g, x, weight and the statistics. */
-static tr_status backward(tr_backward_call *call, const tr_op *grad, int statistics)
+/* By the op of the next row, of g, x, weight and the statistics. */
+tr_status tr__layer_norm_backward(tr_backward_call *call)
 {
+    int statistics = call->op == tr__op(layer_norm) ? 2 : 1;
     tr_layer_norm_attrs attrs = *(const tr_layer_norm_attrs *)call->attrs;
     tr_tensor *x = call->inputs[0], *grads[3] = {NULL};
     if (call->needs[0]) grads[0] = tr__tensor_new(x->shape, x->dtype, tr__device_of(x));
     if (call->needs[1]) grads[1] = tr__grad_target(call, 1, &attrs.accumulate_weight);
     if (call->n_inputs > 2 && call->needs[2]) grads[2] = tr__grad_target(call, 2, &attrs.accumulate_bias);
     tr_tensor *inputs[] = {call->grad_outputs[0], x, call->inputs[1], call->outputs[1], statistics > 1 ? call->outputs[2] : NULL};
-    TR__TRY(tr__op_run(grad, &attrs, inputs, 3 + statistics, grads, call->n_inputs));
+    TR__TRY(tr__op_run(call->op + 1, &attrs, inputs, 3 + statistics, grads, call->n_inputs));
     for (int i = 0; i < call->n_inputs; i++) call->grad_inputs[i] = grads[i];
     return TR_OK;
 }
 
-tr_status tr__layer_norm_backward(tr_backward_call *call)
-{
-    return backward(call, tr__op(layer_norm_grad), 2);
-}
-
 tr_status tr__rms_norm_backward(tr_backward_call *call)
 {
-    return backward(call, tr__op(rms_norm_grad), 1);
+    return tr__layer_norm_backward(call);
 }
 
 /* ---- Group norm: layer norm of each group's channels and pixels, then the affine of each channel ------------------- */

@@ -14,65 +14,45 @@
 
 /* ---- Public functions and shapes ------------------------------------------------------------------------------- */
 
-static tr_status dims_of(const char *what, const tr_reduce_options *o, tr_reduce_attrs *attrs)
+static tr_status dims_of(const char *what, tr_shape shape, const tr_dims *dims, tr_reduce_attrs *attrs)
 {
-    tr_shape shape = o->x->shape;
-    attrs->keep = o->keep;
-    attrs->dims = o->dims.all ? (1u << shape.ndim) - 1 : 0;
-    if (o->dims.all) return TR_OK;
-    if (o->dims.count < 1 || o->dims.count > TR_MAX_DIMS)
-        return tr__fail(TR_INVALID, "%s: %d dimensions named: it takes 1 to %d, or TR_ALL_DIMS", what, o->dims.count,
-            TR_MAX_DIMS);
-    for (int i = 0; i < o->dims.count; i++) {
+    attrs->dims = dims->all ? (1u << shape.ndim) - 1 : 0;
+    if (dims->all) return TR_OK;
+    if (dims->count < 1 || dims->count > TR_MAX_DIMS)
+        return tr__fail(TR_INVALID, "%s: %d dimensions named: it takes 1 to %d, or TR_ALL_DIMS", what, dims->count, TR_MAX_DIMS);
+    for (int i = 0; i < dims->count; i++) {
         int dim;
-        TR__TRY(tr__dim(what, shape, o->dims.dim[i], &dim));
+        TR__TRY(tr__dim(what, shape, dims->dim[i], &dim));
         if (attrs->dims >> dim & 1)
-            return tr__fail(TR_INVALID, "%s: dimension %d of %s is named twice", what, o->dims.dim[i], TR__TEXT(shape));
+            return tr__fail(TR_INVALID, "%s: dimension %d of %s is named twice", what, dims->dim[i], TR__TEXT(shape));
         attrs->dims |= 1u << dim;
     }
     return TR_OK;
 }
 
-static tr_tensor *reduce(const tr_op *op, const tr_reduce_options *o)
+static tr_tensor *reduce(const tr_op *op, tr_tensor *x, tr_dims dims, bool keep)
 {
-    tr_reduce_attrs attrs = {0};
-    tr_tensor *x = o->x;
-    if (x && !tr__bad(x) && dims_of(op->name, o, &attrs) != TR_OK) return tr__tensor_failed();
+    tr_reduce_attrs attrs = {.keep = keep};
+    if (x && !tr__bad(x) && dims_of(op->name, x->shape, &dims, &attrs) != TR_OK) return tr__tensor_failed();
     return tr_apply(op, &attrs, &x, 1, NULL);
 }
 
 #define REDUCE(name) \
-    tr_tensor *tr_##name##_with(const tr_reduce_options *options) { return reduce(tr__op(name), options); }
+    tr_tensor *tr_##name##_with(const tr_reduce_options *o) { return reduce(tr__op(name), o->x, o->dims, o->keep); }
 REDUCE(sum)
 REDUCE(mean)
 REDUCE(max)
 REDUCE(min)
 REDUCE(prod)
 
-static tr_tensor *place_of(const tr_op *op, tr_tensor *x, int dim)
-{
-    tr_reduce_attrs attrs = {0};
-    int d;
-    if (x && !tr__bad(x)) {
-        if (tr__dim(op->name, x->shape, dim, &d) != TR_OK) return tr__tensor_failed();
-        attrs.dims = 1u << d;
-    }
-    return tr_apply(op, &attrs, &x, 1, NULL);
-}
-
 tr_tensor *tr_argmax(tr_tensor *x, int dim)
 {
-    return place_of(tr__op(argmax), x, dim);
+    return reduce(tr__op(argmax), x, TR_DIMS(dim), false);
 }
 
 tr_tensor *tr_argmin(tr_tensor *x, int dim)
 {
-    return place_of(tr__op(argmin), x, dim);
-}
-
-static tr_reduce_options over(tr_tensor *x, tr_dims dims, bool keep)
-{
-    return (tr_reduce_options){.size = sizeof(tr_reduce_options), .x = x, .dims = dims, .keep = keep};
+    return reduce(tr__op(argmin), x, TR_DIMS(dim), false);
 }
 
 /* The p-norm: for p = 1, 2 and infinity without powers. */
@@ -82,14 +62,11 @@ tr_tensor *tr_norm_with(const tr_norm_options *o)
     TR__REQUIRE("norm", "x", o->x);
     if (!tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "norm: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
-    tr_reduce_options all = over(o->x, o->dims, o->keep);
     if (!(p > 0)) return tr__tensor_fail(TR_INVALID, "norm: p is %g: it must be positive (2: the Euclidean norm)", p);
-    if (p == 2) return reduce(tr__op(norm), &all);
-    tr_tensor *x = tr__widened(o->x);
-    all.x = tr_abs(x);
-    if (isinf(p)) return tr_cast(tr_max_with(&all), tr_dtype_of(o->x));
-    if (p != 1) all.x = tr_pow(all.x, p);
-    tr_tensor *sum = tr_sum_with(&all);
+    if (p == 2) return reduce(tr__op(norm), o->x, o->dims, o->keep);
+    tr_tensor *size = tr_abs(tr__widened(o->x));
+    if (isinf(p)) return tr_cast(reduce(tr__op(max), size, o->dims, o->keep), tr_dtype_of(o->x));
+    tr_tensor *sum = reduce(tr__op(sum), p == 1 ? size : tr_pow(size, p), o->dims, o->keep);
     return tr_cast(p == 1 ? sum : tr_pow(sum, 1 / p), tr_dtype_of(o->x));
 }
 
@@ -99,9 +76,7 @@ static tr_tensor *centred(const char *op, const tr_var_options *o, double *count
     if (!o->x) return tr__tensor_fail(TR_INVALID, "%s: x is NULL", op);
     if (!tr__bad(o->x) && !tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "%s: x is %s: it takes floats (see tr_cast)", op, tr_dtype_name(o->x->dtype));
-    tr_tensor *x = tr__widened(o->x);
-    tr_reduce_options kept = over(x, o->dims, true);
-    tr_tensor *mean = tr_mean_with(&kept);
+    tr_tensor *x = tr__widened(o->x), *mean = reduce(tr__op(mean), x, o->dims, true);
     if (tr__bad(mean)) return mean;
     *count = fmax((double)tr_numel(x) / (double)(tr_numel(mean) ? tr_numel(mean) : 1) - (o->biased ? 0 : 1), 0);
     return tr_sub(x, mean);
@@ -110,17 +85,16 @@ static tr_tensor *centred(const char *op, const tr_var_options *o, double *count
 tr_tensor *tr_var_with(const tr_var_options *o)
 {
     double count = 1;
-    tr_tensor *x = centred("var", o, &count);
-    tr_reduce_options sum = over(tr_mul(x, x), o->dims, o->keep);
-    tr_tensor *var = tr_affine(tr_sum_with(&sum), 1 / count, 0);
+    tr_tensor *x = centred("var", o, &count), *sum = reduce(tr__op(sum), tr_mul(x, x), o->dims, o->keep);
+    tr_tensor *var = tr_affine(sum, 1 / count, 0);
     return tr__bad(var) ? var : tr_cast(var, tr_dtype_of(o->x));
 }
 
 tr_tensor *tr_std_with(const tr_var_options *o)
 {
     double count = 1;
-    tr_reduce_options norm = over(centred("std", o, &count), o->dims, o->keep);
-    tr_tensor *std = tr_affine(reduce(tr__op(norm), &norm), 1 / sqrt(count), 0);
+    tr_tensor *norm = reduce(tr__op(norm), centred("std", o, &count), o->dims, o->keep);
+    tr_tensor *std = tr_affine(norm, 1 / sqrt(count), 0);
     return tr__bad(std) ? std : tr_cast(std, tr_dtype_of(o->x));
 }
 
@@ -131,15 +105,11 @@ tr_tensor *tr_log_sum_exp_with(const tr_reduce_options *o)
     if (!tr_dtype_is_float(o->x->dtype))
         return tr__tensor_fail(TR_DTYPE, "log_sum_exp: x is %s: it takes floats (see tr_cast)", tr_dtype_name(o->x->dtype));
     tr_tensor *x = tr__widened(o->x), *infinity = tr_full(INFINITY, TR_SCALAR, .dtype = x->dtype, .device = tr__device_of(x));
-    if (tr_numel(x) == 0) { /* there is no largest: log(0), or nothing */
-        tr_reduce_options none = over(x, o->dims, o->keep);
-        return tr_cast(tr_log(tr_sum_with(&none)), tr_dtype_of(o->x));
-    }
-    tr_reduce_options kept = over(x, o->dims, true);
-    tr_tensor *top = tr_max_with(&kept);
+    if (tr_numel(x) == 0) /* there is no largest: log(0), or nothing */
+        return tr_cast(tr_log(reduce(tr__op(sum), x, o->dims, o->keep)), tr_dtype_of(o->x));
+    tr_tensor *top = reduce(tr__op(max), x, o->dims, true);
     top = tr_masked_fill(top, tr_equal(tr_abs(top), infinity), 0);
-    tr_reduce_options sum = over(tr_exp(tr_sub(x, top)), o->dims, o->keep);
-    tr_tensor *y = tr_log(tr_sum_with(&sum));
+    tr_tensor *y = tr_log(reduce(tr__op(sum), tr_exp(tr_sub(x, top)), o->dims, o->keep));
     return tr__bad(y) ? y : tr_cast(tr_add(y, tr_reshape(top, y->shape)), tr_dtype_of(o->x));
 }
 

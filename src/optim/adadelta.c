@@ -11,30 +11,20 @@
 
 enum { RHO = TR__OWN, EPS };
 
-#define ADADELTA(name, P, S, read, write, root)                                                 \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                           \
-    {                                                                                           \
-        const double *settings = u->optimizer->settings;                                        \
-        const S lr = (S)u->lr, decay = (S)u->weight_decay, eps = (S)settings[EPS];              \
-        const S rho = (S)settings[RHO], rest = (S)(1 - settings[RHO]);                          \
-        P *restrict p = u->parameters;                                                          \
-        const P *restrict gradient = u->gradients;                                              \
-        S *restrict v = u->state[0], *restrict a = u->state[1];                                 \
-        for (int64_t i = begin; i < end; i++) {                                                 \
-            S x = read(p[i]), g = read(gradient[i]) + decay * x;                                \
-            v[i] = v[i] * rho + g * g * rest;                                                   \
-            S d = root(a[i] + eps) / root(v[i] + eps) * g;                                      \
-            a[i] = a[i] * rho + d * d * rest;                                                   \
-            p[i] = write(x - lr * d);                                                           \
-        }                                                                                       \
-    }
+#define ADADELTA(name, P, S, read, write, root)                                                           \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const S lr = (S)u->lr; const S decay = (S)u->weight_decay; const S eps = (S)settings[EPS];        \
+        const S rho = (S)settings[RHO]; const S rest = (S)(1 - settings[RHO]);                            \
+        S *restrict v = u->state[0]; S *restrict a = u->state[1];,                                        \
+        g += decay * x;                                                                                   \
+        v[i] = v[i] * rho + g * g * rest;                                                                 \
+        S d = root(a[i] + eps) / root(v[i] + eps) * g;                                                    \
+        a[i] = a[i] * rho + d * d * rest;                                                                 \
+        p[i] = write(x - lr * d);)
 TR__UPDATE_KERNELS(ADADELTA, adadelta)
 
 static const tr__optimizer_rule rule = {
-    .name = "adadelta",
-    .state_names = {"square_avg", "acc_delta"},
-    .kernel = TR__KERNELS_OF(adadelta),
-};
+    .name = "adadelta", .state_names = {"square_avg", "acc_delta"}, .kernel = TR__KERNELS_OF(adadelta)};
 
 tr_optimizer *tr_adadelta_with(const tr_adadelta_options *o)
 {

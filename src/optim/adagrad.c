@@ -9,28 +9,16 @@
 
 enum { LR_DECAY = TR__OWN, EPS, INITIAL };
 
-#define ADAGRAD(name, P, S, read, write, root)                                                 \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                          \
-    {                                                                                          \
-        const double *settings = u->optimizer->settings;                                       \
-        const S lr = (S)(u->lr / (1 + ((double)u->step - 1) * settings[LR_DECAY]));            \
-        const S decay = (S)u->weight_decay, eps = (S)settings[EPS];                            \
-        P *restrict p = u->parameters;                                                         \
-        const P *restrict gradient = u->gradients;                                             \
-        S *restrict v = u->state[0];                                                           \
-        for (int64_t i = begin; i < end; i++) {                                                \
-            S x = read(p[i]), g = read(gradient[i]) + decay * x;                               \
-            v[i] = v[i] + g * g;                                                               \
-            p[i] = write(x - lr * (g / (root(v[i]) + eps)));                                   \
-        }                                                                                      \
-    }
+#define ADAGRAD(name, P, S, read, write, root)                                                            \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const S lr = (S)(u->lr / (1 + ((double)u->step - 1) * settings[LR_DECAY]));                       \
+        const S decay = (S)u->weight_decay; const S eps = (S)settings[EPS]; S *restrict v = u->state[0];, \
+        g += decay * x;                                                                                   \
+        v[i] = v[i] + g * g;                                                                              \
+        p[i] = write(x - lr * (g / (root(v[i]) + eps)));)
 TR__UPDATE_KERNELS(ADAGRAD, adagrad)
 
-static const tr__optimizer_rule rule = {
-    .name = "adagrad",
-    .state_names = {"sum"},
-    .kernel = TR__KERNELS_OF(adagrad),
-};
+static const tr__optimizer_rule rule = {.name = "adagrad", .state_names = {"sum"}, .kernel = TR__KERNELS_OF(adagrad)};
 
 static tr_status fill_sums(const tr_optimizer *o, double value)
 {

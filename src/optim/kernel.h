@@ -24,6 +24,21 @@
         __VA_ARGS__                                                     \
     }
 
+/* An elementwise kernel: CONSTANTS, rounded to S once, and what is done with x, a parameter's element, and g, its gradient's. */
+#define TR__UPDATE_KERNEL(name, P, S, read, CONSTANTS, ...)                       \
+    static void name(const tr__update *u, int64_t begin, int64_t end)             \
+    {                                                                             \
+        const double *settings = u->optimizer->settings;                          \
+        (void)settings;                                                           \
+        CONSTANTS                                                                 \
+        P *restrict p = u->parameters;                                            \
+        const P *restrict gradient = u->gradients;                                \
+        for (int64_t i = begin; i < end; i++) {                                   \
+            S x = read(p[i]), g = read(gradient[i]);                              \
+            __VA_ARGS__                                                           \
+        }                                                                         \
+    }
+
 /* What they are called in a rule. */
 #define TR__KERNELS_OF(name) {[TR_F32] = name##_f32, [TR_F64] = name##_f64, [TR_BF16] = name##_bf16}
 #define TR__MEASURES_OF(name) {[TR_F32] = name##_f32_measure, [TR_F64] = name##_f64_measure, [TR_BF16] = name##_bf16_measure}

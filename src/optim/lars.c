@@ -26,19 +26,11 @@ enum { CHUNK = 256 };
             sums[1] += TR__SQUARES(S)(g, n);                                                      \
         }                                                                                         \
     }                                                                                             \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                             \
-    {                                                                                             \
-        const S step = (S)(u->lr * u->factor), decay = (S)u->weight_decay;                        \
-        const S momentum = (S)u->optimizer->settings[MOMENTUM];                                   \
-        P *restrict p = u->parameters;                                                            \
-        const P *restrict gradient = u->gradients;                                                \
-        S *restrict b = u->state[0];                                                              \
-        for (int64_t i = begin; i < end; i++) {                                                   \
-            S x = read(p[i]);                                                                     \
-            b[i] = b[i] * momentum + step * (read(gradient[i]) + decay * x);                      \
-            p[i] = write(x - b[i]);                                                               \
-        }                                                                                         \
-    }
+    TR__UPDATE_KERNEL(name, P, S, read,                                                           \
+        const S step = (S)(u->lr * u->factor); const S decay = (S)u->weight_decay;                \
+        const S momentum = (S)settings[MOMENTUM]; S *restrict b = u->state[0];,                   \
+        b[i] = b[i] * momentum + step * (g + decay * x);                                          \
+        p[i] = write(x - b[i]);)
 TR__UPDATE_KERNELS(LARS, lars)
 
 /* The factor is s. */

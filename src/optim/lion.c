@@ -8,29 +8,18 @@
 
 enum { BETA1 = TR__OWN, BETA2 };
 
-#define LION(name, P, S, read, write, root)                                                       \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                             \
-    {                                                                                             \
-        const double *settings = u->optimizer->settings;                                          \
-        const S lr = (S)u->lr, keep = (S)(1 - u->lr * u->weight_decay);                           \
-        const S beta1 = (S)settings[BETA1], rest1 = (S)(1 - settings[BETA1]);                     \
-        const S beta2 = (S)settings[BETA2], rest2 = (S)(1 - settings[BETA2]);                     \
-        P *restrict p = u->parameters;                                                            \
-        const P *restrict gradient = u->gradients;                                                \
-        S *restrict m = u->state[0];                                                              \
-        for (int64_t i = begin; i < end; i++) {                                                   \
-            S g = read(gradient[i]), way = m[i] * beta1 + g * rest1;                              \
-            p[i] = write(read(p[i]) * keep - lr * TR__SIGN(S, way));                              \
-            m[i] = m[i] * beta2 + g * rest2;                                                      \
-        }                                                                                         \
-    }
+#define LION(name, P, S, read, write, root)                                                               \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const S lr = (S)u->lr; const S keep = (S)(1 - u->lr * u->weight_decay);                           \
+        const S beta1 = (S)settings[BETA1]; const S rest1 = (S)(1 - settings[BETA1]);                     \
+        const S beta2 = (S)settings[BETA2]; const S rest2 = (S)(1 - settings[BETA2]);                     \
+        S *restrict m = u->state[0];,                                                                     \
+        S way = m[i] * beta1 + g * rest1;                                                                 \
+        p[i] = write(x * keep - lr * TR__SIGN(S, way));                                                   \
+        m[i] = m[i] * beta2 + g * rest2;)
 TR__UPDATE_KERNELS(LION, lion)
 
-static const tr__optimizer_rule rule = {
-    .name = "lion",
-    .state_names = {"exp_avg"},
-    .kernel = TR__KERNELS_OF(lion),
-};
+static const tr__optimizer_rule rule = {.name = "lion", .state_names = {"exp_avg"}, .kernel = TR__KERNELS_OF(lion)};
 
 tr_optimizer *tr_lion_with(const tr_lion_options *o)
 {

@@ -10,33 +10,22 @@
 
 enum { DECREASE = TR__OWN, INCREASE, LEAST, MOST };
 
-#define RPROP(name, P, S, read, write, root)                                                     \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                            \
-    {                                                                                            \
-        const double *settings = u->optimizer->settings;                                         \
-        const S decrease = (S)settings[DECREASE], increase = (S)settings[INCREASE];              \
-        const S least = (S)settings[LEAST], most = (S)settings[MOST], lr = (S)u->lr;             \
-        const bool first = u->step == 1;                                                         \
-        P *restrict p = u->parameters;                                                           \
-        const P *restrict gradient = u->gradients;                                               \
-        S *restrict b = u->state[0], *restrict size = u->state[1];                               \
-        for (int64_t i = begin; i < end; i++) {                                                  \
-            S g = read(gradient[i]), same = g * b[i];                                            \
-            S s = (first ? lr : size[i]) * (same > 0 ? increase : same < 0 ? decrease : 1);      \
-            s = s < least ? least : s > most ? most : s;                                         \
-            g = same < 0 ? 0 : g;                                                                \
-            p[i] = write(read(p[i]) - s * TR__SIGN(S, g));                                       \
-            b[i] = g;                                                                            \
-            size[i] = s;                                                                         \
-        }                                                                                        \
-    }
+#define RPROP(name, P, S, read, write, root)                                                              \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const S decrease = (S)settings[DECREASE]; const S increase = (S)settings[INCREASE];               \
+        const S least = (S)settings[LEAST]; const S most = (S)settings[MOST]; const S lr = (S)u->lr;      \
+        const bool first = u->step == 1;                                                                  \
+        S *restrict b = u->state[0]; S *restrict size = u->state[1];,                                     \
+        S same = g * b[i], s = (first ? lr : size[i]) * (same > 0 ? increase : same < 0 ? decrease : 1);  \
+        s = s < least ? least : s > most ? most : s;                                                      \
+        g = same < 0 ? 0 : g;                                                                             \
+        p[i] = write(x - s * TR__SIGN(S, g));                                                             \
+        b[i] = g;                                                                                         \
+        size[i] = s;)
 TR__UPDATE_KERNELS(RPROP, rprop)
 
 static const tr__optimizer_rule rule = {
-    .name = "rprop",
-    .state_names = {"prev", "step_size"},
-    .kernel = TR__KERNELS_OF(rprop),
-};
+    .name = "rprop", .state_names = {"prev", "step_size"}, .kernel = TR__KERNELS_OF(rprop)};
 
 tr_optimizer *tr_rprop_with(const tr_rprop_options *o)
 {

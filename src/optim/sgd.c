@@ -9,38 +9,23 @@
 
 enum { MOMENTUM = TR__OWN, DAMPENING, NESTEROV };
 
-#define PLAIN(name, P, S, read, write, root)                                                       \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                              \
-    {                                                                                              \
-        const S lr = (S)u->lr, decay = (S)u->weight_decay;                              \
-        P *restrict p = u->parameters;                                                             \
-        const P *restrict gradient = u->gradients;                                                 \
-        for (int64_t i = begin; i < end; i++) {                                                    \
-            S x = read(p[i]);                                                                      \
-            p[i] = write(x - lr * (read(gradient[i]) + decay * x));                                \
-        }                                                                                          \
-    }
-
-#define WITH_MOMENTUM(name, P, S, read, write, root)                                               \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                              \
-    {                                                                                              \
-        const double *settings = u->optimizer->settings;                                           \
-        const S lr = (S)u->lr, decay = (S)u->weight_decay;                              \
-        const S old = u->step == 1 ? 0 : (S)settings[MOMENTUM];                                    \
-        const S new = u->step == 1 ? 1 : (S)(1 - settings[DAMPENING]);                             \
-        /* the step is ahead g + by b, where Nesterov has ahead 1 and by momentum, else 0 and 1 */ \
-        const S ahead = (S)settings[NESTEROV], by = ahead ? (S)settings[MOMENTUM] : 1;             \
-        P *restrict p = u->parameters;                                                             \
-        const P *restrict gradient = u->gradients;                                                 \
-        S *restrict b = u->state[0];                                                               \
-        for (int64_t i = begin; i < end; i++) {                                                    \
-            S x = read(p[i]), g = read(gradient[i]) + decay * x;                                   \
-            b[i] = old * b[i] + new * g;                                                           \
-            p[i] = write(x - lr * (ahead * g + by * b[i]));                                        \
-        }                                                                                          \
-    }
-
+#define PLAIN(name, P, S, read, write, root)                                                              \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const S lr = (S)u->lr; const S decay = (S)u->weight_decay;,                                       \
+        p[i] = write(x - lr * (g + decay * x));)
 TR__UPDATE_KERNELS(PLAIN, plain)
+
+/* The step is ahead g + by b, where Nesterov has ahead 1 and by momentum, else 0 and 1. */
+#define WITH_MOMENTUM(name, P, S, read, write, root)                                                      \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const S lr = (S)u->lr; const S decay = (S)u->weight_decay;                                        \
+        const S old = u->step == 1 ? 0 : (S)settings[MOMENTUM];                                           \
+        const S new = u->step == 1 ? 1 : (S)(1 - settings[DAMPENING]);                                    \
+        const S ahead = (S)settings[NESTEROV]; const S by = ahead ? (S)settings[MOMENTUM] : 1;            \
+        S *restrict b = u->state[0];,                                                                     \
+        g += decay * x;                                                                                   \
+        b[i] = old * b[i] + new * g;                                                                      \
+        p[i] = write(x - lr * (ahead * g + by * b[i]));)
 TR__UPDATE_KERNELS(WITH_MOMENTUM, momentum)
 
 static const tr__optimizer_rule rules[2] = { /* [momentum > 0] */

@@ -18,32 +18,30 @@ static const DLDataType types[TR_DTYPE_COUNT] = {
 
 /* ---- Ours for others ------------------------------------------------------------------------------------------------- */
 
-/* What a managed tensor of ours points to, with the tensor in front. */
-typedef struct context {
+/* A tensor of ours as others see it, in front, and what that points to. */
+typedef struct shown {
+    union {
+        DLManagedTensorVersioned versioned;
+        DLManagedTensor unversioned;
+    } managed;
     int64_t shape[TR_MAX_DIMS], stride[TR_MAX_DIMS];
     tr__storage *storage;
-} context;
+} shown;
 
-typedef struct versioned {
-    DLManagedTensorVersioned managed;
-    context context;
-} versioned;
-
-typedef struct unversioned {
-    DLManagedTensor managed;
-    context context;
-} unversioned;
+static void give_up(void *self)
+{
+    tr__storage_unref(((shown *)self)->storage);
+    free(self);
+}
 
 static void delete_versioned(DLManagedTensorVersioned *self)
 {
-    tr__storage_unref(((versioned *)self)->context.storage);
-    free(self);
+    give_up(self);
 }
 
 static void delete_unversioned(DLManagedTensor *self)
 {
-    tr__storage_unref(((unversioned *)self)->context.storage);
-    free(self);
+    give_up(self);
 }
 
 /* All logical CPU devices are the one that others know. */
@@ -52,47 +50,44 @@ static DLDevice device_for_others(tr_device device)
     return device.kind == TR_CUDA ? (DLDevice){kDLCUDA, device.index} : (DLDevice){kDLCPU, 0};
 }
 
-static DLTensor describe(const tr_tensor *t, context *c)
+/* *out still has no managed tensor, of which *described is to be a part. */
+static tr_status show(const tr_tensor *t, shown **out, DLTensor *described)
 {
+    if (!t) return tr__fail(TR_INVALID, "dlpack: the tensor is NULL");
+    TR__TRY(tr_status_of(t));
+    if (tr__device_of(t).kind > TR_CUDA)
+        return tr__fail(TR_DEVICE, "dlpack: memory of %s cannot be shown to other libraries: move it to the CPU or a CUDA device",
+            tr_device_name(tr__device_of(t), (char[16]){0}));
+    shown *made = *out = calloc(1, sizeof *made);
+    if (!made) return tr__fail(TR_NO_MEMORY, "dlpack: out of memory");
     for (int d = 0; d < t->shape.ndim; d++) {
-        c->shape[d] = t->shape.dim[d];
-        c->stride[d] = t->stride[d];
+        made->shape[d] = t->shape.dim[d];
+        made->stride[d] = t->stride[d];
     }
-    c->storage = tr__storage_ref(t->storage);
-    return (DLTensor){.data = tr__ptr(t), .device = device_for_others(tr__device_of(t)), .ndim = t->shape.ndim,
-        .dtype = types[t->dtype], .shape = c->shape, .strides = c->stride};
-}
-
-/* Room for a managed tensor of ours; NULL: failed. */
-static void *prepare(const tr_tensor *t, size_t bytes, tr_status *status)
-{
-    *status = t ? tr_status_of(t) : tr__fail(TR_INVALID, "dlpack: the tensor is NULL");
-    if (*status == TR_OK && tr__device_of(t).kind > TR_CUDA)
-        *status = tr__fail(TR_DEVICE, "dlpack: memory of %s cannot be shown to other libraries: move it to the CPU or a CUDA "
-            "device", tr_device_name(tr__device_of(t), (char[16]){0}));
-    void *made = *status == TR_OK ? calloc(1, bytes) : NULL;
-    if (!made && *status == TR_OK) *status = tr__fail(TR_NO_MEMORY, "dlpack: out of memory");
-    return made;
+    made->storage = tr__storage_ref(t->storage);
+    *described = (DLTensor){.data = tr__ptr(t), .device = device_for_others(tr__device_of(t)), .ndim = t->shape.ndim,
+        .dtype = types[t->dtype], .shape = made->shape, .strides = made->stride};
+    return TR_OK;
 }
 
 tr_status tr_to_dlpack(const tr_tensor *t, DLManagedTensorVersioned **out)
 {
-    tr_status status;
-    versioned *made = prepare(t, sizeof *made, &status);
-    if (!made) return status;
-    made->managed = (DLManagedTensorVersioned){.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
-        .deleter = delete_versioned, .dl_tensor = describe(t, &made->context)};
-    *out = &made->managed;
+    shown *made;
+    DLTensor described;
+    TR__TRY(show(t, &made, &described));
+    made->managed.versioned = (DLManagedTensorVersioned){.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION},
+        .deleter = delete_versioned, .dl_tensor = described};
+    *out = &made->managed.versioned;
     return TR_OK;
 }
 
 tr_status tr_to_dlpack_unversioned(const tr_tensor *t, DLManagedTensor **out)
 {
-    tr_status status;
-    unversioned *made = prepare(t, sizeof *made, &status);
-    if (!made) return status;
-    made->managed = (DLManagedTensor){.deleter = delete_unversioned, .dl_tensor = describe(t, &made->context)};
-    *out = &made->managed;
+    shown *made;
+    DLTensor described;
+    TR__TRY(show(t, &made, &described));
+    made->managed.unversioned = (DLManagedTensor){.deleter = delete_unversioned, .dl_tensor = described};
+    *out = &made->managed.unversioned;
     return TR_OK;
 }
 

@@ -336,6 +336,22 @@ int64_t tr__checkpoint_named_step(const char *path)
     return step;
 }
 
+/* Of the checkpoints in a folder, the newest that is older than a step. */
+static tr_status find_before(const char *folder, int64_t before, char found[PATH_MAX], int64_t *step)
+{
+    int64_t *steps, newest = 0;
+    int count, i = 0;
+    tr_status status = list_steps(-1, folder, &steps, &count);
+    while (i < count && steps[i] >= before) i++;
+    if (i < count) newest = steps[i];
+    free(steps);
+    TR__TRY(status);
+    if (i == count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
+    TR__TRY(path_of(found, folder, newest));
+    *step = newest;
+    return TR_OK;
+}
+
 tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
 {
     if (!folder || !path || !step)
@@ -348,16 +364,8 @@ tr_status tr_checkpoint_find(const char *folder, char *path, int64_t *step)
         strcpy(path, folder);
         return TR_OK;
     }
-    int64_t *steps, newest = -1;
-    int count;
-    tr_status status = list_steps(-1, folder, &steps, &count);
-    if (count) newest = *steps;
-    free(steps);
-    TR__TRY(status);
-    if (!count) return tr__fail(TR_NOT_FOUND, "%s has no checkpoint (a folder checkpoint-STEP) in it", folder);
-    TR__TRY(path_of(found, folder, newest));
+    TR__TRY(find_before(folder, INT64_MAX, found, step));
     strcpy(path, found);
-    *step = newest;
     return TR_OK;
 }
 
@@ -443,19 +451,6 @@ tr_status tr_checkpoint_load(const char *path, tr_tensor_list **model, tr_tensor
 {
     if (!path || !model) return tr__fail(TR_INVALID, "checkpoint_load: %s is NULL", path ? "model" : "the path");
     return tr__checkpoint_load(path, model, state, NULL);
-}
-
-/* Of the checkpoints in a folder, the newest that is older than a step. */
-static tr_status find_before(const char *folder, int64_t before, char *path, int64_t *step)
-{
-    int64_t *steps;
-    int count, i = 0;
-    tr_status status = list_steps(-1, folder, &steps, &count);
-    while (i < count && steps[i] >= before) i++;
-    if (i < count) *step = steps[i];
-    free(steps);
-    TR__TRY(status);
-    return i == count ? TR_NOT_FOUND : path_of(path, folder, *step);
 }
 
 tr_status tr__checkpoint_load_newest(const char *folder, char *path, int64_t *step, int64_t *damaged, tr_tensor_list **model,

@@ -5,11 +5,9 @@
 #include "base/folder.h"
 #include "base/json_string.h"
 #include "tensor/checksum.h"
-#include "train/plain_file.h"
+#include "train/safetensors_header.h"
 
 #include <trireme/train.h>
-
-#include <cjson/cJSON.h>
 
 #include <inttypes.h>
 #include <limits.h>
@@ -156,10 +154,7 @@ static bool read_text(const cJSON *object, const char *key, char *to, size_t byt
 
 static bool read_whole(const cJSON *object, const char *key, uint64_t *out)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= (double)TR__MOST_STEP)) return false;
-    *out = (uint64_t)item->valuedouble;
-    return (double)*out == item->valuedouble;
+    return tr__json_whole(cJSON_GetObjectItemCaseSensitive(object, key), out);
 }
 
 static bool read_file(const cJSON *object, const char *save, tr__file_record *r)

@@ -88,8 +88,7 @@ static tr_status parse_header(tr__safetensors_reader *r)
     return status;
 }
 
-/* JSON numbers come as doubles: whole ones are exact to 2^53. */
-static bool whole(const cJSON *number, uint64_t *out)
+bool tr__json_whole(const cJSON *number, uint64_t *out)
 {
     if (!cJSON_IsNumber(number)) return false;
     double value = number->valuedouble;
@@ -135,7 +134,8 @@ static tr_status read_shape(const tr__safetensors_reader *r, const char *name, c
     cJSON_ArrayForEach(dim, item)
     {
         uint64_t size;
-        if (!whole(dim, &size)) return tr__file_damaged(r, "tensor \"%s\" has a size that is no whole number to 2^53", name);
+        if (!tr__json_whole(dim, &size))
+            return tr__file_damaged(r, "tensor \"%s\" has a size that is no whole number to 2^53", name);
         out->dim[out->ndim++] = (int64_t)size;
     }
     return TR_OK;
@@ -149,7 +149,7 @@ static tr_status read_entry(const tr__safetensors_reader *r, const cJSON *item, 
     TR__TRY(read_shape(r, e->name, cJSON_GetObjectItemCaseSensitive(item, "shape"), &e->shape));
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
-        !whole(cJSON_GetArrayItem(offsets, 0), &e->begin) || !whole(cJSON_GetArrayItem(offsets, 1), &e->end) ||
+        !tr__json_whole(cJSON_GetArrayItem(offsets, 0), &e->begin) || !tr__json_whole(cJSON_GetArrayItem(offsets, 1), &e->end) ||
         e->begin > e->end)
         return tr__file_damaged(r, "tensor \"%s\" has no two data_offsets, rising", e->name);
     if (e->end > r->data_bytes)

@@ -36,6 +36,8 @@ tr_status tr__safetensors_open(tr__safetensors_reader *r, const char *path, cons
                                tr_tensor_list *metadata);
 void tr__safetensors_close(tr__safetensors_reader *r);
 
+/* Is it a whole number from 0 to 2^53? JSON's come as doubles, which are exact to there. */
+bool tr__json_whole(const cJSON *number, uint64_t *out);
 /* TR_FORMAT, with the file's path in front. */
 tr_status tr__file_damaged(const tr__safetensors_reader *r, const char *format, ...) TR_PRINTF(2, 3);
 /* Is a tensor's checksum that of the record? Else TR_FORMAT, with the place in the file. */

@@ -1,4 +1,4 @@
-"""Writes ../../src/data/text/unicode_tables.c: what Hugging Face's tokenizers do with each of Unicode's characters.
+"""Writes ../../src/data/text/unicode.txt: what Hugging Face's tokenizers do with each of Unicode's characters.
 
 Their tables come from different libraries and are of different versions of Unicode. A model has learned from what these
 give, so they are asked for every character, and the same text becomes the same tokens here.
@@ -12,11 +12,8 @@ from tokenizers import normalizers, pre_tokenizers
 CHARACTERS = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 FIRST_HANGUL, LAST_HANGUL = 0xAC00, 0xD7A3  # decomposed by a formula
 
-HEAD = '''/*
- * Characters in ranges, made by tests/recorded/record_unicode.py from what Hugging Face's tokenizers %s do with each of
- * Unicode's: not to be edited.
- */
-#include "data/text/unicode.h"
+HEAD = '''# What Hugging Face's tokenizers %s do with each of Unicode's characters, made by tests/recorded/record_unicode.py: not to be
+# edited. cmake/TriremeUnicode.cmake makes tables of it, for src/data/text/unicode.c. Numbers are hexadecimal.
 '''
 
 
@@ -58,21 +55,19 @@ def runs_of_one_length(mapping: dict[int, str]) -> list[tuple[int, list[str]]]:
     return found
 
 
-def write_rows(file, rows: list[str]) -> None:
-    line = "   "
+def write_rows(file, name: str, rows: list[tuple[int, ...]]) -> None:
+    line = name
     for row in rows:
-        if len(line) + len(row) + 2 > 132:
+        text = ",".join(f"{number:x}" for number in row)
+        if len(line) + len(text) + 1 > 132:
             file.write(line + "\n")
-            line = "   "
-        line += f" {row},"
-    file.write(line + "\n};\n")
+            line = name
+        line += " " + text
+    file.write(line + "\n")
 
 
 def write_ranges(file, name: str, members: list[int]) -> None:
-    rows = [f"{{{a:#x}, {b:#x}}}" for a, b in ranges(members)]
-    file.write(f"\nconst tr__unicode_range tr__unicode_{name}[] = {{\n")
-    write_rows(file, rows)
-    file.write(f"const int tr__unicode_{name}_count = {len(rows)};\n")
+    write_rows(file, name, [(a, b) for a, b in ranges(members)])
 
 
 def classes(file) -> None:
@@ -104,11 +99,8 @@ def bert_mappings(file) -> None:
     mapping = {c: lower(chr(c)) for c in CHARACTERS if lower(chr(c)) != chr(c)}
     longer = {c: to for c, to in mapping.items() if len(to) != 1}
     assert longer == {0x130: "i\u0307"}, longer  # in unicode.c
-    rows = [f"{{{a:#x}, {b:#x}, {every}, {by}}}" for a, b, every, by in
-            steps({c: ord(to) for c, to in mapping.items() if len(to) == 1})]
-    file.write("\nconst tr__lower tr__unicode_lower[] = {\n")
-    write_rows(file, rows)
-    file.write(f"const int tr__unicode_lower_count = {len(rows)};\n")
+    write_rows(file, "lower", [(a, b, every, by) for a, b, every, by in
+                               steps({c: ord(to) for c, to in mapping.items() if len(to) == 1})])
 
     bare = {c: strip(chr(c)) for c in CHARACTERS if not FIRST_HANGUL <= c <= LAST_HANGUL}
     bare = {c: to for c, to in bare.items() if to not in ("", chr(c))}
@@ -118,19 +110,16 @@ def bert_mappings(file) -> None:
     at, rows, texts = 0, [], []
     for first, of_each in runs:
         length = len(of_each[0])
-        rows.append(f"{{{first:#x}, {first + len(of_each) - 1:#x}, {length}, {at}}}")
+        rows.append((first, first + len(of_each) - 1, length, at))
         at += length * len(of_each)
-        texts += [f"{ord(x):#x}" for to in of_each for x in to]
-    file.write("\nconst tr__bare tr__unicode_bare[] = {\n")
-    write_rows(file, rows)
-    file.write(f"const int tr__unicode_bare_count = {len(rows)};\n")
-    file.write("\nconst uint32_t tr__unicode_bare_texts[] = {\n")
-    write_rows(file, texts)
+        texts += [(ord(x),) for to in of_each for x in to]
+    write_rows(file, "bare", rows)
+    write_rows(file, "bare_texts", texts)
 
 
 def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    with open(os.path.join(here, "../../src/data/text/unicode_tables.c"), "w", encoding="ascii") as file:
+    with open(os.path.join(here, "../../src/data/text/unicode.txt"), "w", encoding="ascii") as file:
         file.write(HEAD % tokenizers.__version__)
         classes(file)
         bert_classes(file)

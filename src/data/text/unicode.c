@@ -51,20 +51,39 @@ int tr__utf8_write(uint32_t c, unsigned char to[4])
 
 /* ---- Classes ------------------------------------------------------------------------------------------------------- */
 
-/* Of `count` rows that begin with a range, in rising order, the one whose range has c; NULL: none. */
-static const void *find_row(const void *rows, size_t row_bytes, int count, uint32_t c)
+/* Rows of the tables begin with the characters that they are of. */
+typedef struct range {
+    uint32_t first, last;
+} range, letters_row, numbers_row, spaces_row, punctuation_row, removed_row, cleaned_to_space_row, accents_row;
+/* first, first + every, … last become themselves plus distance. */
+typedef struct lower_row {
+    uint32_t first, last, every;
+    int32_t distance;
+} lower_row;
+/* Characters first to last without their accents: `length` others for each, 1 to 3, one behind the other from row `at` on. */
+typedef struct bare_row {
+    uint32_t first, last, length, at;
+} bare_row;
+typedef struct bare_texts_row {
+    uint32_t character;
+} bare_texts_row;
+#include "data/text/unicode_tables.h"
+
+/* Of `count` rows, in rising order, the one whose range has c; NULL: none. */
+static const void *find_row(const void *rows, size_t row_bytes, size_t count, uint32_t c)
 {
-    int low = 0, high = count;
+    size_t low = 0, high = count;
     while (low < high) {
-        int middle = (low + high) / 2;
-        const tr__unicode_range *row = (const void *)((const char *)rows + (size_t)middle * row_bytes);
+        size_t middle = (low + high) / 2;
+        const range *row = (const void *)((const char *)rows + middle * row_bytes);
         if (row->last < c) low = middle + 1;
         else if (row->first > c) high = middle;
         else return row;
     }
     return NULL;
 }
-#define FIND(name, c) find_row(tr__unicode_##name, sizeof *tr__unicode_##name, tr__unicode_##name##_count, (c))
+#define FIND_IN(rows, c) find_row(rows, sizeof *(rows), sizeof(rows) / sizeof *(rows), (c))
+#define FIND(name, c) FIND_IN(name##_table, c)
 
 bool tr__is_letter(uint32_t c)
 {
@@ -94,9 +113,9 @@ bool tr__is_punctuation(uint32_t c)
 /* What BERT takes for Chinese: the blocks of ideographs. */
 static bool is_ideograph(uint32_t c)
 {
-    static const tr__unicode_range blocks[] = {{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df},
+    static const range blocks[] = {{0x3400, 0x4dbf}, {0x4e00, 0x9fff}, {0xf900, 0xfaff}, {0x20000, 0x2a6df},
         {0x2a700, 0x2b81f}, {0x2b920, 0x2ceaf}, {0x2f800, 0x2fa1f}};
-    return find_row(blocks, sizeof *blocks, sizeof blocks / sizeof *blocks, c);
+    return FIND_IN(blocks, c);
 }
 
 /* Hangul syllables are their two or three parts (Unicode, section 3.12). */
@@ -115,16 +134,16 @@ static int without_accents(uint32_t c, uint32_t to[3])
     if (c < 0x80) return 1;
     if (c >= 0xac00 && c <= 0xd7a3) return hangul(c, to);
     if (FIND(accents, c)) return 0;
-    const tr__bare *row = FIND(bare, c);
+    const bare_row *row = FIND(bare, c);
     if (!row) return 1;
-    memcpy(to, tr__unicode_bare_texts + row->at + (c - row->first) * row->length, row->length * sizeof *to);
+    memcpy(to, bare_texts_table + row->at + (c - row->first) * row->length, row->length * sizeof *to);
     return (int)row->length;
 }
 
 static uint32_t lower(uint32_t c)
 {
     if (c < 0x80) return c >= 'A' && c <= 'Z' ? c + 32 : c;
-    const tr__lower *row = FIND(lower, c);
+    const lower_row *row = FIND(lower, c);
     return row && (c - row->first) % row->every == 0 ? (uint32_t)((int32_t)c + row->distance) : c;
 }
 

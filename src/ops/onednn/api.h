@@ -24,18 +24,13 @@ static inline tr__dnnl_sizes tr__dnnl_sizes_of(int n, const int64_t *from)
     return sizes;
 }
 
+typedef dnnl_memory_desc_t tr__dnnl_desc; /* 3.x: owned; 2.x: a plain struct, which functions take by its address */
+
 #if DNNL_VERSION_MAJOR >= 3
 
-typedef dnnl_memory_desc_t tr__dnnl_desc; /* owned */
-
-/* strides NULL: any layout, for the primitive to choose. */
-static inline dnnl_status_t tr__dnnl_desc_new(tr__dnnl_desc *desc, dnnl_data_type_t type, int ndims, const int64_t *dims,
-    const int64_t *strides)
-{
-    tr__dnnl_sizes size = tr__dnnl_sizes_of(ndims, dims), step = tr__dnnl_sizes_of(ndims, strides);
-    if (!strides) return dnnl_memory_desc_create_with_tag(desc, ndims, size.of, type, dnnl_format_tag_any);
-    return dnnl_memory_desc_create_with_strides(desc, ndims, size.of, type, step.of);
-}
+#define TR__DNNL_GIVEN(desc) (*(desc))
+#define TR__DNNL_BY_TAG dnnl_memory_desc_create_with_tag
+#define TR__DNNL_BY_STRIDES dnnl_memory_desc_create_with_strides
 
 static inline void tr__dnnl_desc_free(tr__dnnl_desc *desc)
 {
@@ -63,46 +58,21 @@ static inline dnnl_status_t tr__dnnl_convolution(dnnl_primitive_desc_t *made, dn
         *y, c->strides, c->dilates, c->padding, c->padding, attr);
 }
 
-static inline dnnl_status_t tr__dnnl_reorder(dnnl_primitive_desc_t *made, dnnl_engine_t engine, tr__dnnl_desc *from,
-    tr__dnnl_desc *to, dnnl_primitive_attr_t attr)
-{
-    return dnnl_reorder_primitive_desc_create(made, *from, engine, *to, engine, attr);
-}
-
-static inline dnnl_status_t tr__dnnl_memory(dnnl_memory_t *memory, const tr__dnnl_desc *desc, dnnl_engine_t engine, void *data)
-{
-    return dnnl_memory_create(memory, *desc, engine, data);
-}
-
 static inline dnnl_status_t tr__dnnl_add_to(dnnl_post_ops_t ops)
 {
     return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
 }
 
-/* A copy of a description; and of what a primitive says of an argument; and the bytes of what it describes. */
-static inline dnnl_status_t tr__dnnl_desc_copy(tr__dnnl_desc *to, const tr__dnnl_desc *from)
+static inline dnnl_status_t tr__dnnl_desc_copy(tr__dnnl_desc *to, const_dnnl_memory_desc_t from)
 {
-    return dnnl_memory_desc_clone(to, *from);
+    return dnnl_memory_desc_clone(to, from);
 }
-
-static inline dnnl_status_t tr__dnnl_argument(const_dnnl_primitive_desc_t of, int argument, tr__dnnl_desc *desc)
-{
-    return dnnl_memory_desc_clone(desc, dnnl_primitive_desc_query_md(of, dnnl_query_exec_arg_md, argument));
-}
-
-static inline size_t tr__dnnl_desc_bytes(const tr__dnnl_desc *desc) { return dnnl_memory_desc_get_size(*desc); }
 
 #else
 
-typedef dnnl_memory_desc_t tr__dnnl_desc;
-
-static inline dnnl_status_t tr__dnnl_desc_new(tr__dnnl_desc *desc, dnnl_data_type_t type, int ndims, const int64_t *dims,
-    const int64_t *strides)
-{
-    tr__dnnl_sizes size = tr__dnnl_sizes_of(ndims, dims), step = tr__dnnl_sizes_of(ndims, strides);
-    if (!strides) return dnnl_memory_desc_init_by_tag(desc, ndims, size.of, type, dnnl_format_tag_any);
-    return dnnl_memory_desc_init_by_strides(desc, ndims, size.of, type, step.of);
-}
+#define TR__DNNL_GIVEN(desc) (desc)
+#define TR__DNNL_BY_TAG dnnl_memory_desc_init_by_tag
+#define TR__DNNL_BY_STRIDES dnnl_memory_desc_init_by_strides
 
 static inline void tr__dnnl_desc_free(tr__dnnl_desc *desc) { (void)desc; }
 
@@ -132,36 +102,48 @@ static inline dnnl_status_t tr__dnnl_convolution(dnnl_primitive_desc_t *made, dn
     return status == dnnl_success ? dnnl_primitive_desc_create(made, &desc, attr, engine, forward) : status;
 }
 
-static inline dnnl_status_t tr__dnnl_reorder(dnnl_primitive_desc_t *made, dnnl_engine_t engine, tr__dnnl_desc *from,
-    tr__dnnl_desc *to, dnnl_primitive_attr_t attr)
-{
-    return dnnl_reorder_primitive_desc_create(made, from, engine, to, engine, attr);
-}
-
-static inline dnnl_status_t tr__dnnl_memory(dnnl_memory_t *memory, const tr__dnnl_desc *desc, dnnl_engine_t engine, void *data)
-{
-    return dnnl_memory_create(memory, desc, engine, data);
-}
-
 static inline dnnl_status_t tr__dnnl_add_to(dnnl_post_ops_t ops)
 {
     return dnnl_post_ops_append_sum(ops, 1.0f);
 }
 
-static inline dnnl_status_t tr__dnnl_desc_copy(tr__dnnl_desc *to, const tr__dnnl_desc *from)
+static inline dnnl_status_t tr__dnnl_desc_copy(tr__dnnl_desc *to, const dnnl_memory_desc_t *from)
 {
     *to = *from;
     return dnnl_success;
 }
 
-static inline dnnl_status_t tr__dnnl_argument(const_dnnl_primitive_desc_t of, int argument, tr__dnnl_desc *desc)
+#endif
+
+/* strides NULL: any layout, for the primitive to choose. */
+static inline dnnl_status_t tr__dnnl_desc_new(tr__dnnl_desc *desc, dnnl_data_type_t type, int ndims, const int64_t *dims,
+    const int64_t *strides)
 {
-    *desc = *dnnl_primitive_desc_query_md(of, dnnl_query_exec_arg_md, argument);
-    return dnnl_success;
+    tr__dnnl_sizes size = tr__dnnl_sizes_of(ndims, dims), step = tr__dnnl_sizes_of(ndims, strides);
+    if (!strides) return TR__DNNL_BY_TAG(desc, ndims, size.of, type, dnnl_format_tag_any);
+    return TR__DNNL_BY_STRIDES(desc, ndims, size.of, type, step.of);
 }
 
-static inline size_t tr__dnnl_desc_bytes(const tr__dnnl_desc *desc) { return dnnl_memory_desc_get_size(desc); }
+static inline dnnl_status_t tr__dnnl_reorder(dnnl_primitive_desc_t *made, dnnl_engine_t engine, tr__dnnl_desc *from,
+    tr__dnnl_desc *to, dnnl_primitive_attr_t attr)
+{
+    return dnnl_reorder_primitive_desc_create(made, TR__DNNL_GIVEN(from), engine, TR__DNNL_GIVEN(to), engine, attr);
+}
 
-#endif
+static inline dnnl_status_t tr__dnnl_memory(dnnl_memory_t *memory, const tr__dnnl_desc *desc, dnnl_engine_t engine, void *data)
+{
+    return dnnl_memory_create(memory, TR__DNNL_GIVEN(desc), engine, data);
+}
+
+/* A copy of what a primitive says of an argument; and the bytes of what is described. */
+static inline dnnl_status_t tr__dnnl_argument(const_dnnl_primitive_desc_t of, int argument, tr__dnnl_desc *desc)
+{
+    return tr__dnnl_desc_copy(desc, dnnl_primitive_desc_query_md(of, dnnl_query_exec_arg_md, argument));
+}
+
+static inline size_t tr__dnnl_desc_bytes(const tr__dnnl_desc *desc)
+{
+    return dnnl_memory_desc_get_size(TR__DNNL_GIVEN(desc));
+}
 
 #endif

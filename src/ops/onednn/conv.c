@@ -127,7 +127,7 @@ static dnnl_status_t make_reorder(tr__primitive *p, dnnl_engine_t engine, const 
     p->argument[0] = DNNL_ARG_FROM;
     p->argument[1] = DNNL_ARG_TO;
     dnnl_status_t status = describe_weight(&p->desc[back], o->r, true);
-    if (status == dnnl_success) status = tr__dnnl_desc_copy(&p->desc[!back], &o->convolution->desc[WEIGHT]);
+    if (status == dnnl_success) status = tr__dnnl_desc_copy(&p->desc[!back], TR__DNNL_GIVEN(&o->convolution->desc[WEIGHT]));
     if (status == dnnl_success) status = tr__primitive_attributes(false, &attr);
     if (status == dnnl_success) status = tr__dnnl_reorder(&desc, engine, &p->desc[0], &p->desc[1], attr);
     if (status == dnnl_success) status = tr__primitive_finish(p, desc, NULL);
