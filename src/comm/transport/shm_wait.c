@@ -333,7 +333,9 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
 {
     int64_t broken_since = 0, yields_end = tr__now_ns() + YIELDS_NS;
     for (int turn = 0;; turn++) {
-        bool broken = tr__failure_there(t->failure); /* read first: what had come by then counts */
+        /* Both are read first: what had come by then counts, and if the time was up then, somebody is still late after it. */
+        bool broken = tr__failure_there(t->failure);
+        int64_t now = tr__now_ns();
         survey s = look(t, word, value, only);
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
@@ -343,7 +345,6 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         }
         if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(t->failure);
         if (s.left >= 0) return gone(t, call, s.left);
-        int64_t now = tr__now_ns();
         if (turn < YIELDS && now < yields_end) {
             sched_yield();
             continue;
@@ -351,7 +352,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         if (!call->began) call->began = now;
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
         /* Other hosts may wait for us, and who is late here for another host. */
-        if (t->tcp) TR__TRY(tr__tcp_local_wait(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
+        if (t->tcp) TR__TRY(tr__tcp_local_wait(t->tcp, t->peers[s.late].rank, call->began, now, call->timeout_ms));
         if (call->meeting) tr__rendezvous_waits_for(call->meeting, call->records, t->peers[s.late].rank);
         if (rest <= 0) return timed_out(t, call, word, value, only);
         if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);

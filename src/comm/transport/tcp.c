@@ -64,9 +64,11 @@ tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *nev
 tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int timeout_ms, tr__wire **wire)
 {
     enum { LOOK_NS = 5000000 };
-    int64_t now = tr__now_ns(), deadline = now + (int64_t)timeout_ms * 1000000;
-    bool never = false;
-    for (; now < deadline && !never && !tr__failure_there(t->failure); now = tr__now_ns()) {
+    int64_t deadline = tr__in_ms(timeout_ms);
+    bool never = false, late = false;
+    while (!never && !late && !tr__failure_there(t->failure)) {
+        int64_t now = tr__now_ns();
+        late = now >= deadline; /* read first: who has come by then is seen */
         bool left = atomic_load(&t->peers[rank].left);
         *wire = tr__tcp_need_wire(t, rank, channel, &never);
         if (*wire) return TR_OK;
@@ -74,8 +76,7 @@ tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int time
         int64_t until = left && deadline - now > LOOK_NS ? now + LOOK_NS : deadline;
         pthread_mutex_lock(&t->lock);
         bool news = tr__tcp_wire(t, rank, channel) || atomic_load(&t->peers[rank].left) != left || tr__failure_there(t->failure);
-        if (!never && !news)
-            tr__condition_wait(&t->changed, &t->lock, until);
+        if (!never && !late && !news) tr__condition_wait(&t->changed, &t->lock, until);
         pthread_mutex_unlock(&t->lock);
     }
     char name[TR__TCP_NAME];
