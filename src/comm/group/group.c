@@ -300,6 +300,9 @@ static void close_group(tr_group *group, const char *cancel)
 tr_status tr_leave(tr_group *group)
 {
     TR__TRY(check_group(group));
+    if (group->forks != tr__forks())
+        return tr__fail(TR_STATE, "group '%s': rank %d joined before this process was forked from it, and leaves it itself",
+            group->name, group->member.rank);
     pthread_mutex_lock(&group->lock);
     tr_status status = check_open(group);
     group->closed = true;
@@ -314,10 +317,11 @@ enum { TEXTS = 5 };
 static void destroy(void *self)
 {
     tr_group *group = self;
+    /* What a forked child has of it is its parent's, whose threads and peers go on. */
+    if (!group->member.backend || group->forks != tr__forks()) return;
     TR__KEEP_ERROR; /* a scope that ends must not change the message of what failed in it */
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
     tr__recorder_close(group->member.recorder); /* of a join that failed */
-    if (!group->member.backend) return;
     const char **const texts[TEXTS] = TEXTS_OF(group);
     for (int i = 0; i < TEXTS; i++) free((char *)*texts[i]);
     pthread_mutex_destroy(&group->lock);
@@ -332,6 +336,7 @@ tr_status tr__group_init(tr_group *group, const char *name, const tr__member *me
     pthread_mutex_init(&group->lock, NULL);
     pthread_cond_init(&group->changed, NULL);
     snprintf(group->name, sizeof group->name, "%s", name);
+    group->forks = tr__count_forks();
     *m = *member;
     m->group = group->name;
     m->report_ms = m->report_ms ? m->report_ms : TR__GROUP_REPORT_MS;
