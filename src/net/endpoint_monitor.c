@@ -166,9 +166,8 @@ static void hang_up(tr__endpoint *e, int peer)
 static void damaged(tr__endpoint *e, int peer)
 {
     tr_status status = tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a damaged message", e->peers[peer].rank, e->peers[peer].pid);
-    pthread_mutex_lock(&e->hearing);
+    TR__LOCKED(&e->hearing);
     tell_groups(e, peer, status);
-    pthread_mutex_unlock(&e->hearing);
 }
 
 /* Is the next message memory for control blocks? Without a descriptor for it none of the groups with that peer could go on, while
@@ -239,10 +238,8 @@ static void receive_polled(tr__endpoint *e)
 
 static tr__shm_queued *first_queued(tr__endpoint *e, const tr__endpoint_peer *peer)
 {
-    pthread_mutex_lock(&e->lock);
-    tr__shm_queued *queued = peer->outgoing.first;
-    pthread_mutex_unlock(&e->lock);
-    return queued;
+    TR__LOCKED(&e->lock);
+    return peer->outgoing.first;
 }
 
 static void drop_queued(tr__endpoint *e, tr__endpoint_peer *peer)

@@ -3,6 +3,7 @@
  * on one host, over TCP when each is on a host of its own, else through both. A world of one needs neither.
  */
 #include "base/object.h"
+#include "base/thread.h"
 #include "comm/backend/backend.h"
 #include "comm/backend/hierarchy.h"
 #include "comm/p2p/p2p.h"
@@ -308,30 +309,21 @@ static tr_status native_run(void *state, const tr_collective *c, uint64_t sequen
     return TR_OK;
 }
 
-/* The engine of the group's sends and receives, made for the first of them. */
-static tr_status need_p2p(native *n, tr__p2p **p2p)
-{
-    pthread_mutex_lock(&n->lock);
-    tr_status status = n->p2p ? TR_OK : tr__p2p_new(&n->member, n->failure, n->shm, n->tcp, &n->p2p);
-    *p2p = n->p2p;
-    pthread_mutex_unlock(&n->lock);
-    return status;
-}
-
 static tr__p2p *known_p2p(native *n)
 {
-    pthread_mutex_lock(&n->lock);
-    tr__p2p *p2p = n->p2p;
-    pthread_mutex_unlock(&n->lock);
-    return p2p;
+    TR__LOCKED(&n->lock);
+    return n->p2p;
 }
 
+/* The engine of the group's sends and receives is made for the first of them. */
 static void native_start(void *state, tr_work *work, bool driven)
 {
-    tr__p2p *p2p;
-    tr_status status = need_p2p(state, &p2p);
+    native *n = state;
+    pthread_mutex_lock(&n->lock);
+    tr_status status = n->p2p ? TR_OK : tr__p2p_new(&n->member, n->failure, n->shm, n->tcp, &n->p2p);
+    pthread_mutex_unlock(&n->lock);
     if (status == TR_OK)
-        tr__p2p_start(p2p, work, driven);
+        tr__p2p_start(n->p2p, work, driven);
     else
         tr__work_finish(work, status);
 }

@@ -288,29 +288,25 @@ static tr_status start(tr__polled *p, tr_work *work, bool driven)
 void tr__polled_start(void *state, tr_work *work, bool driven)
 {
     tr__polled *p = state;
-    pthread_mutex_lock(&p->lock);
+    TR__LOCKED(&p->lock);
     tr_status status = start(p, work, driven);
     if (status != TR_OK) tr__work_finish(work, status);
-    pthread_mutex_unlock(&p->lock);
 }
 
 void tr__polled_drive(void *state, const tr_work *work)
 {
     tr__polled *p = state;
     for (int64_t began = tr__now_ns(); work ? !tr_work_done((tr_work *)work) : tr__polled_pending(p); rest(tr__now_ns() - began)) {
-        pthread_mutex_lock(&p->lock);
+        TR__LOCKED(&p->lock);
         work_once(p);
-        pthread_mutex_unlock(&p->lock);
     }
 }
 
 bool tr__polled_pending(void *state)
 {
     tr__polled *p = state;
-    pthread_mutex_lock(&p->lock);
-    bool pending = p->first != NULL;
-    pthread_mutex_unlock(&p->lock);
-    return pending;
+    TR__LOCKED(&p->lock);
+    return p->first;
 }
 
 void tr__polled_give_up(void *state)

@@ -125,11 +125,15 @@ static tr_status check_group(const tr_group *group)
     return tr__fail_stored(tr__error_of(group));
 }
 
-/* Under the lock. */
-static tr_status check_open(const tr_group *group)
+static tr_status has_left(const tr_group *group)
 {
-    if (group->closed) return tr__fail(TR_STATE, "rank %d has left group '%s'", group->member.rank, group->name);
-    return TR_OK;
+    return tr__fail(TR_STATE, "rank %d has left group '%s'", group->member.rank, group->name);
+}
+
+static tr_status check_open(tr_group *group)
+{
+    TR__LOCKED(&group->lock);
+    return group->closed ? has_left(group) : TR_OK;
 }
 
 static tr_status read_call(const tr_group *group, const tr_collective *collective, tr_work *work)
@@ -169,12 +173,13 @@ static void start_transfer(tr_group *group, tr_work *work, bool driven)
 
 static tr_status post(tr_group *group, tr_work *work)
 {
-    pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
-    if (status == TR_OK && !is_transfer(work)) status = enqueue(group, work);
-    pthread_mutex_unlock(&group->lock);
-    if (status == TR_OK && is_transfer(work)) start_transfer(group, work, false);
-    return status;
+    if (is_transfer(work)) {
+        TR__TRY(check_open(group));
+        start_transfer(group, work, false);
+        return TR_OK;
+    }
+    TR__LOCKED(&group->lock);
+    return group->closed ? has_left(group) : enqueue(group, work);
 }
 
 tr_work *tr_post(tr_group *group, const tr_collective *collective)
@@ -223,10 +228,7 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
     TR_SCOPE;
     tr_work *work = new_work(group, collective);
     TR__TRY(tr_status_of(work));
-    pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
-    pthread_mutex_unlock(&group->lock);
-    if (status != TR_OK) return status;
+    TR__TRY(check_open(group));
     start_transfer(group, work, true);
     group->member.backend->drive(group->state, work);
     return tr_wait(work);
@@ -235,21 +237,19 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
 static tr_status run_or_wait(tr_group *group, const tr_collective *given, const tr_collective *full)
 {
     pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
-    bool idle = !group->running && !group->first;
-    if (status == TR_OK && idle) group->running = true;
+    bool closed = group->closed, idle = !group->running && !group->first;
+    if (!closed && idle) group->running = true;
     pthread_mutex_unlock(&group->lock);
-    if (status != TR_OK) return status;
+    if (closed) return has_left(group);
     if (!idle) { /* behind what was posted before */
         TR_SCOPE;
         return tr_wait(tr_post(group, given));
     }
 
-    status = stages(group, full->device) ? run_staged(group, full) : run(group, full, 0);
-    pthread_mutex_lock(&group->lock);
+    tr_status status = stages(group, full->device) ? run_staged(group, full) : run(group, full, 0);
+    TR__LOCKED(&group->lock);
     group->running = false;
     pthread_cond_broadcast(&group->changed);
-    pthread_mutex_unlock(&group->lock);
     return status;
 }
 
@@ -304,11 +304,12 @@ tr_status tr_leave(tr_group *group)
         return tr__fail(TR_STATE, "group '%s': rank %d joined before this process was forked from it, and leaves it itself",
             group->name, group->member.rank);
     pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
+    bool closed = group->closed;
     group->closed = true;
     pthread_mutex_unlock(&group->lock);
-    if (status == TR_OK) close_group(group, NULL);
-    return status;
+    if (closed) return has_left(group);
+    close_group(group, NULL);
+    return TR_OK;
 }
 
 enum { TEXTS = 5 };
@@ -380,9 +381,8 @@ tr_status tr__group_enter(tr_group *group, tr__member *member, tr__recorder *bes
 void tr__group_give_up(tr_group *group)
 {
     TR__KEEP_ERROR; /* of a group that is broken the backend gives that failure */
-    pthread_mutex_lock(&group->lock);
+    TR__LOCKED(&group->lock);
     if (group->state) give_up(group);
-    pthread_mutex_unlock(&group->lock);
 }
 
 void tr_abort(tr_group *group, const char *reason)
@@ -395,10 +395,8 @@ void tr_abort(tr_group *group, const char *reason)
 
 int tr__group_next_module(tr_group *group)
 {
-    pthread_mutex_lock(&group->lock);
-    int module = ++group->modules;
-    pthread_mutex_unlock(&group->lock);
-    return module;
+    TR__LOCKED(&group->lock);
+    return ++group->modules;
 }
 
 int tr__group_timeout_ms(const tr_group *group)

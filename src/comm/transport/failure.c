@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "comm/transport/failure.h"
 
+#include "base/thread.h"
 #include "comm/record/record.h"
 
 #include <stdio.h>
@@ -32,21 +33,19 @@ void tr__failure_free(tr__failure *f)
 
 void tr__failure_listen(tr__failure *f, tr__failure_listener *listener)
 {
-    pthread_mutex_lock(&f->telling);
+    TR__LOCKED(&f->telling);
     tr__failure_listener **end = &f->listeners;
     while (*end) end = &(*end)->next;
     *end = listener;
     if (tr__failure_there(f)) listener->broken(listener->user, true);
-    pthread_mutex_unlock(&f->telling);
 }
 
 void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener)
 {
-    pthread_mutex_lock(&f->telling);
+    TR__LOCKED(&f->telling);
     tr__failure_listener **at = &f->listeners;
     while (*at && *at != listener) at = &(*at)->next;
     if (*at) *at = listener->next;
-    pthread_mutex_unlock(&f->telling);
 }
 
 static tr_status break_group(tr__failure *f, bool own, const tr__failure_listener *known)
@@ -81,10 +80,8 @@ tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *
 
 tr_status tr__failure_tell(tr__failure *f)
 {
-    pthread_mutex_lock(&f->lock);
-    tr_status status = tr__fail_stored(f->error);
-    pthread_mutex_unlock(&f->lock);
-    return status;
+    TR__LOCKED(&f->lock);
+    return tr__fail_stored(f->error);
 }
 
 void tr__failure_note_death(tr__failure *f, int rank)

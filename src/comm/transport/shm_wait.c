@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 
@@ -189,13 +190,11 @@ static bool describe_wait(const tr__shm *t, int rank, int self, char *text, size
 static void describe_elsewhere(const tr__shm *t, int rank, char *text, size_t bytes)
 {
     tr__endpoint *e = t->endpoint;
-    bool found = false;
-    pthread_mutex_lock(&e->hearing); /* groups come and go */
-    for (const tr__attachment *a = e->attachments; a && !found; a = a->next) {
+    TR__LOCKED(&e->hearing); /* groups come and go */
+    for (const tr__attachment *a = e->attachments; a; a = a->next) {
         int place = a->calls && a != t->attachment ? a->places[t->attachment->members[rank]] : -1;
-        if (place >= 0) found = describe_wait(a->user, place, e->rank, text, bytes);
+        if (place >= 0 && describe_wait(a->user, place, e->rank, text, bytes)) return;
     }
-    pthread_mutex_unlock(&e->hearing);
 }
 
 /* Of those that are late, the ones that wait for nobody else. */

@@ -4,6 +4,7 @@
  * (net/network_connect.c). Meanwhile it checks that those it waits for are alive and still where their records say.
  */
 #include "base/clock.h"
+#include "base/thread.h"
 #include "comm/record/ranks_text.h"
 #include "comm/transport/tcp.h"
 
@@ -152,11 +153,10 @@ tr_status tr__tcp_renew(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record
 {
     joining j = {.t = t, .meeting = meeting, .records = records};
     TR__TRY(tr__rendezvous_read_all(meeting, records));
-    pthread_mutex_lock(&t->network->hearing);
+    TR__LOCKED(&t->network->hearing);
     for (int rank = 0; rank < t->world_size; rank++)
         if (rank != t->rank) take_record(&j, rank);
     tr__tcp_know_members(t);
-    pthread_mutex_unlock(&t->network->hearing);
     return TR_OK;
 }
 

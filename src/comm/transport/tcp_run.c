@@ -4,6 +4,8 @@
  */
 #include "comm/transport/tcp_flow.h"
 
+#include "base/thread.h"
+
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,9 +220,8 @@ tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t se
 
 void tr__tcp_exit(tr__tcp *t)
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     t->running = false;
-    pthread_mutex_unlock(&t->lock);
 }
 
 tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_subset *subset)

@@ -8,6 +8,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/transport/tcp.h"
 
 #include <errno.h>
@@ -53,7 +54,7 @@ static int culprit(const tr__tcp *t, int rank)
 
 int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[TR__TCP_STATE])
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     const tr__tcp_peer *peer = &t->peers[culprit(t, rank)];
     char text[TR__CALL_TEXT];
     tr__tcp_name(peer, name);
@@ -64,7 +65,6 @@ int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[T
     else
         snprintf(state, TR__TCP_STATE, "rank %d was last heard of in %s", peer->rank,
             tr__signature_text(&peer->call, text));
-    pthread_mutex_unlock(&t->lock);
     return peer->rank;
 }
 

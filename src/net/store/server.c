@@ -253,16 +253,13 @@ static tr_status start_shared(const tr__server_options *o, tr__server **server, 
 tr_status tr__server_start(const tr__server_options *options, tr__server **server, int *port)
 {
     if (!options->shared) return start(options, server, port);
-    pthread_mutex_lock(&shared.lock);
+    TR__LOCKED(&shared.lock);
     tr__server *s = find_shared(options);
-    tr_status status = s ? TR_OK : start_shared(options, &s, port);
-    if (status == TR_OK) {
-        s->users++;
-        *server = s;
-        *port = s->port;
-    }
-    pthread_mutex_unlock(&shared.lock);
-    return status;
+    if (!s) TR__TRY(start_shared(options, &s, port));
+    s->users++;
+    *server = s;
+    *port = s->port;
+    return TR_OK;
 }
 
 void tr__server_stop(tr__server *s)
@@ -271,12 +268,10 @@ void tr__server_stop(tr__server *s)
         stop(s);
         return;
     }
-    pthread_mutex_lock(&shared.lock); /* until it is gone: who asks for the port next finds it free */
-    if (--s->users == 0) {
-        tr__server **at = &shared.first;
-        while (*at != s) at = &(*at)->next;
-        *at = s->next;
-        stop(s);
-    }
-    pthread_mutex_unlock(&shared.lock);
+    TR__LOCKED(&shared.lock); /* until it is gone: who asks for the port next finds it free */
+    if (--s->users > 0) return;
+    tr__server **at = &shared.first;
+    while (*at != s) at = &(*at)->next;
+    *at = s->next;
+    stop(s);
 }
