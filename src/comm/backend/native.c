@@ -2,6 +2,7 @@
  * The native backend: ranks find each other through the store and reach each other through shared memory when all are
  * on one host, over TCP when each is on a host of its own, else through both. A world of one needs neither.
  */
+#include "base/memory.h"
 #include "base/object.h"
 #include "base/thread.h"
 #include "comm/backend/backend.h"
@@ -273,16 +274,11 @@ static tr_status find_others(native *n)
 {
     if (n->member.seat) return take_seat(n, n->member.seat);
     size_t world = (size_t)n->member.world_size;
-    tr__endpoint_record *records = calloc(world, sizeof *records);
+    TR__FREED tr__endpoint_record *records = tr__zeroed(world, sizeof *records);
     n->meeting = calloc(1, sizeof *n->meeting);
-    if (!records || !n->meeting) {
-        free(records);
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
-    }
+    if (!records || !n->meeting) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
     n->failure = tr__failure_new();
-    tr_status status = n->failure ? meet(n, records) : TR_NO_MEMORY;
-    free(records);
-    return status;
+    return n->failure ? meet(n, records) : TR_NO_MEMORY;
 }
 
 static tr_status native_join(const tr__member *member, void **state)

@@ -9,6 +9,7 @@
 #include "base/crc32c.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/object.h"
 #include "comm/record/record.h"
 
@@ -212,15 +213,13 @@ static void write_differences(FILE *to, part *all, int world_size, bool told, bo
 /* The differences of a kind as text, to be freed; "": there are none. NULL: no memory. */
 static char *differences_text(part *all, int world_size, bool told)
 {
-    bool *seen = calloc((size_t)world_size, sizeof *seen);
-    int *ranks = calloc((size_t)world_size, sizeof *ranks);
+    TR__FREED bool *seen = tr__zeroed((size_t)world_size, sizeof *seen);
+    TR__FREED int *ranks = tr__zeroed((size_t)world_size, sizeof *ranks);
     char *text = NULL;
     size_t length;
     FILE *to = seen && ranks ? open_memstream(&text, &length) : NULL;
     if (to) write_differences(to, all, world_size, told, seen, ranks);
     if (to) fclose(to);
-    free(ranks);
-    free(seen);
     return text;
 }
 
@@ -228,20 +227,13 @@ static char *differences_text(part *all, int world_size, bool told)
 static tr_status compare(tr_group *group, const char *what, const char *bytes, const int64_t *sizes)
 {
     int world_size = tr_world_size(group);
-    part *all = calloc((size_t)world_size, sizeof *all);
+    TR__FREED part *all = tr__zeroed((size_t)world_size, sizeof *all);
     for (int rank = 0; all && rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank], bytes};
-    char *told = all ? differences_text(all, world_size, true) : NULL;
-    char *refused = all ? differences_text(all, world_size, false) : NULL;
-    tr_status status = TR_OK;
-    if (!told || !refused)
-        status = tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
-    else if (*refused)
-        status = tr__fail(TR_MISMATCH, "%s: ranks differ: %s", what, refused);
+    TR__FREED char *told = all ? differences_text(all, world_size, true) : NULL;
+    TR__FREED char *refused = all ? differences_text(all, world_size, false) : NULL;
     if (told && *told && tr_rank(group) == 0) tr__log(TR_LOG_WARN, "%s: ranks differ: %s", what, told);
-    free(refused);
-    free(told);
-    free(all);
-    return status;
+    if (!told || !refused) return tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    return *refused ? tr__fail(TR_MISMATCH, "%s: ranks differ: %s", what, refused) : TR_OK;
 }
 
 tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
@@ -250,20 +242,16 @@ tr_status tr__agree(tr_group *group, const char *what, const tr__facts *facts)
     if (facts->lost) return tr__fail(TR_NO_MEMORY, "%s: no memory for what ranks compare", what);
     int world_size = tr_world_size(group);
     if (world_size == 1) return TR_OK;
-    void *all = NULL;
+    TR__FREED void *all = NULL;
     int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, facts->bytes, facts->length);
-    int64_t *numbers = calloc((size_t)world_size, sizeof *numbers);
-    tr_status status = numbers ? tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64)
-                               : tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    TR__FREED int64_t *numbers = tr__zeroed((size_t)world_size, sizeof *numbers);
+    if (!numbers) return tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    TR__TRY(tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64));
     bool alike = true;
-    for (int rank = 0; rank < world_size && status == TR_OK; rank++) alike = alike && numbers[rank] == own;
-    if (status == TR_OK && !alike) {
-        status = tr_all_gather_bytes(group, facts->bytes, facts->length, &all, numbers);
-        if (status == TR_OK) status = compare(group, what, all, numbers);
-    }
-    free(all);
-    free(numbers);
-    return status;
+    for (int rank = 0; rank < world_size; rank++) alike = alike && numbers[rank] == own;
+    if (alike) return TR_OK;
+    TR__TRY(tr_all_gather_bytes(group, facts->bytes, facts->length, &all, numbers));
+    return compare(group, what, all, numbers);
 }
 
 tr_status tr__agree_once(tr_group *group, const char *what, tr__facts *facts)

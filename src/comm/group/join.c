@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/memory.h"
 #include "comm/algo/choice.h"
 #include "comm/group/environment.h"
 #include "comm/group/group.h"
@@ -201,16 +202,15 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
         .unexpected_bytes = o->unexpected_bytes ? o->unexpected_bytes : TR__GROUP_UNEXPECTED};
     TR__TRY(choose_encryption(o, backend, &member.encrypt));
     /* A job without a name is known by where its ranks meet, if that is an address. */
-    char address[sizeof p->host + 16], *algorithms;
+    char address[sizeof p->host + 16];
+    TR__FREED char *algorithms = NULL;
     const char *job = getenv("TRIREME_JOB"), *folder = o->flight_dir ? o->flight_dir : getenv("TRIREME_FLIGHT_DIR");
     snprintf(address, sizeof address, "%s:%d", p->host, p->port);
     if (!job || !*job) job = p->host[0] ? address : NULL;
     TR__TRY(tr__algorithms_text(o->algorithms, &algorithms));
     member.algorithms = algorithms;
     group->check = !backend->signs && (o->check || tr__check_asks("1"));
-    tr_status status = tr__group_init(group, name, &member, job, folder);
-    free(algorithms);
-    return status;
+    return tr__group_init(group, name, &member, job, folder);
 }
 
 tr_group *tr_join_with(const tr_join_options *options)

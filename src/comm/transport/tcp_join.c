@@ -4,6 +4,7 @@
  * (net/network_connect.c). Meanwhile it checks that those it waits for are alive and still where their records say.
  */
 #include "base/clock.h"
+#include "base/memory.h"
 #include "base/thread.h"
 #include "comm/record/ranks_text.h"
 #include "comm/transport/tcp.h"
@@ -66,18 +67,17 @@ static bool is_missing(const joining *j, int rank)
 /* All that we wait for: on a host that stands still those wait, too, who would have come. */
 static tr_status too_late(const joining *j)
 {
-    int *missing = malloc((size_t)j->t->world_size * sizeof *missing), count = 0;
+    int count = 0;
+    TR__FREED int *missing = tr__zeroed((size_t)j->t->world_size, sizeof *missing);
     char list[TR__RANKS_TEXT];
     if (!missing) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", j->t->group, j->t->world_size);
     for (int rank = 0; rank < j->t->world_size; rank++)
         if (is_missing(j, rank)) missing[count++] = rank;
     if (count) j->meeting->late = missing[0];
     const tr__endpoint_record *first = &j->records[count ? missing[0] : j->t->rank];
-    tr__ranks_text(missing, count, count, list);
-    free(missing);
     return tr__fail(TR_TIMEOUT, "group '%s': %s (%spid %ld on host %s, at %s) did not come to the meeting within %g s",
-        j->t->group, list, count > 1 ? "the first: " : "", first->pid, first->host, first->tcp_address,
-        j->meeting->member->timeout_ms / 1000.0);
+        j->t->group, tr__ranks_text(missing, count, count, list), count > 1 ? "the first: " : "", first->pid, first->host,
+        first->tcp_address, j->meeting->member->timeout_ms / 1000.0);
 }
 
 static tr_status check_alive(const joining *j, int rank)
@@ -162,14 +162,13 @@ tr_status tr__tcp_renew(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record
 
 tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
-    joining j = {.t = t, .meeting = meeting, .records = records};
+    TR__FREED int64_t *hung_up = tr__zeroed((size_t)t->world_size, sizeof *hung_up);
+    if (!hung_up) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", t->group, t->world_size);
+    joining j = {.t = t, .meeting = meeting, .records = records, .hung_up = hung_up};
     const tr__network_joining calls = {&j, refused, renew};
-    j.hung_up = calloc((size_t)t->world_size, sizeof *j.hung_up);
-    if (!j.hung_up) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", t->group, t->world_size);
     t->network->joining = &calls;
     tr_status status = meet_all(&j);
     t->network->joining = NULL;
-    free(j.hung_up);
     if (status == TR_OK) tr__tcp_know_members(t);
     return status;
 }

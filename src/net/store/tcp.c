@@ -8,6 +8,7 @@
  */
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/memory.h"
 #include "net/store/connection.h"
 #include "net/store/server.h"
 #include "net/store/store.h"
@@ -274,18 +275,14 @@ static tr_status tcp_gather(tr_store *store, const char *const *keys, int count,
     tcp_store *s = (tcp_store *)store;
     tr__list list = {0};
     TR__TRY(list_keys(store, keys, count, &list));
-    tr__frame request = {.type = TR__FRAME_GATHER, .value = list.items, .value_bytes = list.bytes}, answer;
+    TR__FREED const void *items = list.items;
+    TR__FREED unsigned char *received = NULL;
+    tr__frame request = {.type = TR__FRAME_GATHER, .value = items, .value_bytes = list.bytes}, answer;
     request.timeout_ms = (uint32_t)timeout_ms;
-    unsigned char *received;
     int patience_ms = timeout_ms ? with_grace(timeout_ms) : AT_ONCE_MS;
-    tr_status status = exchange(s, keys[0], &request, patience_ms, &answer, &received);
-    free((void *)list.items);
-    if (status != TR_OK) return status;
-    if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT)
-        status = read_values(s, keys, count, &answer, values);
-    if (status == TR_OK && answer.code != TR__REPLY_OK) status = refused(s, keys[0], &request, answer.code);
-    free(received);
-    return status;
+    TR__TRY(exchange(s, keys[0], &request, patience_ms, &answer, &received));
+    if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT) TR__TRY(read_values(s, keys, count, &answer, values));
+    return answer.code == TR__REPLY_OK ? TR_OK : refused(s, keys[0], &request, answer.code);
 }
 
 static const tr__store_ops tcp_ops = {tcp_get, tcp_change, tcp_gather};
