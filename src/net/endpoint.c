@@ -364,14 +364,6 @@ static void await_readers(tr__endpoint *e)
     }
 }
 
-static void free_peer(tr__endpoint_peer *peer)
-{
-    if (peer->socket >= 0) close(peer->socket);
-    for (size_t i = 0; i < peer->mapping_count; i++) tr__shm_mapping_close(&peer->mappings[i]);
-    free(peer->mappings);
-    tr__shm_queue_free(&peer->outgoing);
-}
-
 void tr__endpoint_free(tr__endpoint *e)
 {
     if (e->watcher.freed) tr__segment_unwatch(&e->watcher);
@@ -380,7 +372,13 @@ void tr__endpoint_free(tr__endpoint *e)
         atomic_store(&e->page->ended, 1);
         await_readers(e);
     }
-    for (int i = 0; e->peers && i < e->world_size; i++) free_peer(&e->peers[i]);
+    for (int i = 0; e->peers && i < e->world_size; i++) {
+        tr__endpoint_peer *peer = &e->peers[i];
+        if (peer->socket >= 0) close(peer->socket);
+        for (size_t k = 0; k < peer->mapping_count; k++) tr__shm_mapping_close(&peer->mappings[k]);
+        free(peer->mappings);
+        tr__shm_queue_free(&peer->outgoing);
+    }
     for (tr__attachment *a = e->attachments, *next; a; a = next) {
         next = a->next;
         free_attachment(a);

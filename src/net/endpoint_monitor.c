@@ -178,19 +178,16 @@ static bool brings_blocks(int socket)
     return recv(socket, begin, sizeof begin, MSG_PEEK | MSG_DONTWAIT) == sizeof begin && begin[1] == TR__SHM_BLOCKS;
 }
 
-static void make_room(tr__endpoint *e)
-{
-    if (e->spare >= 0) close(e->spare);
-    e->spare = -1;
-}
-
 /* Returns whether the socket is at its end. */
 static bool receive_all(tr__endpoint *e, int peer)
 {
     for (;;) {
         tr__shm_message message;
         int fd;
-        if (brings_blocks(e->peers[peer].socket)) make_room(e);
+        if (e->spare >= 0 && brings_blocks(e->peers[peer].socket)) {
+            close(e->spare);
+            e->spare = -1;
+        }
         ssize_t got = tr__shm_receive(e->peers[peer].socket, &message, &fd);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
         if (got < 0 && errno == ECONNRESET) continue; /* what it sent before is still to be read */

@@ -25,7 +25,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 enum {
     RETRY_MS = 5,    /* after a refusal: a record of an earlier try to join, */
@@ -129,7 +128,10 @@ static tr_status send_hello(tr__network_endpoint *n, tr__attempt *a)
     return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", n->name, a->rank);
 }
 
-/* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us. */
+enum { DAMAGED = -2 };
+
+/* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us; DAMAGED: nor is
+ * it a hello. */
 static int hear_hello(const tr__network_endpoint *n, tr__attempt *a)
 {
     if (a->got == sizeof a->hello) return 1; /* held */
@@ -138,9 +140,9 @@ static int hear_hello(const tr__network_endpoint *n, tr__attempt *a)
     if (got < 0 && tr__wire_would_block()) return 0;
     if (got <= 0) return -1;
     a->got += (size_t)got;
-    if (a->got >= 8 && (a->hello.magic != TR__NETWORK_MAGIC || a->hello.version != TR__NETWORK_VERSION)) return -1;
+    if (a->got >= 8 && (a->hello.magic != TR__NETWORK_MAGIC || a->hello.version != TR__NETWORK_VERSION)) return DAMAGED;
     if (a->got < sizeof a->hello) return 0;
-    if (a->hello.sum != sum_of(&a->hello)) return -1;
+    if (a->hello.sum != sum_of(&a->hello)) return DAMAGED;
     a->hello.address[sizeof a->hello.address - 1] = 0;
     return CRYPTO_memcmp(a->hello.cookie, n->cookie, sizeof a->hello.cookie) == 0 ? 1 : -1;
 }
@@ -325,15 +327,6 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
     return connect_later(n, a, errno);
 }
 
-/* The other end takes the connection for made, and to try again would look like this rank's end there. Under TLS nobody can have
- * changed it; while joining both have other ways to find out. */
-static bool is_damaged(const tr__network_endpoint *n, const tr__attempt *a)
-{
-    const tr__hello *hello = &a->hello;
-    bool strange = a->got >= 8 && (hello->magic != TR__NETWORK_MAGIC || hello->version != TR__NETWORK_VERSION);
-    return !n->key && !n->joining && (strange || (a->got == sizeof *hello && hello->sum != sum_of(hello)));
-}
-
 /* Something happened on a connection of ours. *done: it is there. */
 static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
 {
@@ -353,7 +346,9 @@ static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
     }
     int heard = hear_hello(n, a);
     if (heard == 0) return TR_OK;
-    if (heard < 0 && is_damaged(n, a)) {
+    /* The other end takes the connection for made, and to try again would look like this rank's end there. Under TLS nobody can have
+     * changed it; while joining both have other ways to find out. */
+    if (heard == DAMAGED && !n->key && !n->joining) {
         a->error = EBADMSG;
         return tr__fail(TR_FORMAT, "group '%s': rank %d sent a damaged message, as the first of a connection", n->name, a->rank);
     }

@@ -142,12 +142,6 @@ static void hear_gone(tr__network_endpoint *n, const tr__network_frame *frame)
     tr__network_say_gone(n, &n->peers[gone.rank], gone.error);
 }
 
-static void hear_leaving(tr__network_endpoint *n, tr__network_peer *peer)
-{
-    n->relink = peer->told = peer->leaving = true;
-    tr__network_say_gone(n, peer, 0);
-}
-
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
 
 static void tell_neighbour(tr__network_endpoint *n, int rank, uint8_t type, uint32_t number)
@@ -280,9 +274,13 @@ void tr__network_hear_link(tr__network_endpoint *n, tr__network_peer *peer)
     case TR__FRAME_GONE:
         if (tr__network_relay(n, peer)) hear_gone(n, &peer->frame);
         break;
-    case TR__FRAME_LEAVING:
-        if (tr__network_relay(n, peer)) hear_leaving(n, &n->peers[head->origin]);
+    case TR__FRAME_LEAVING: {
+        tr__network_peer *origin = &n->peers[head->origin];
+        if (!tr__network_relay(n, peer)) break;
+        n->relink = origin->told = origin->leaving = true;
+        tr__network_say_gone(n, origin, 0);
         break;
+    }
     default: break;
     }
 }

@@ -123,16 +123,13 @@ static tr__walk *const walks[TR_COLLECTIVE_COUNT][TR__ALGORITHM_COUNT] = {
 };
 
 /* A rank that is alone copies. */
-static void walk_alone(const tr__schedule *s, tr__cursor *c)
-{
-    if (s->kind != TR_BARRIER && tr__run_one(c))
-        c->step = tr__copy_step((tr__part){TR__IN, tr__in_block(s, 0)}, (tr__part){TR__OUT, tr__out_block(s, 0)});
-}
-
 static tr__cursor walk(const tr__schedule *s, int64_t wanted)
 {
     tr__cursor c = {.wanted = wanted};
-    (s->world_size == 1 ? walk_alone : walks[s->kind][s->algorithm])(s, &c);
+    if (s->world_size > 1)
+        walks[s->kind][s->algorithm](s, &c);
+    else if (s->kind != TR_BARRIER && tr__run_one(&c))
+        c.step = tr__copy_step((tr__part){TR__IN, tr__in_block(s, 0)}, (tr__part){TR__OUT, tr__out_block(s, 0)});
     return c;
 }
 

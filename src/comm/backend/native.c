@@ -28,13 +28,6 @@ static bool asked_for(const native *n, const char *transport)
     return n->member.transport && strcmp(n->member.transport, transport) == 0;
 }
 
-static tr_status check_transport(const native *n)
-{
-    if (!n->member.transport || asked_for(n, "shm") || asked_for(n, "tcp")) return TR_OK;
-    return tr__fail(TR_INVALID, "group '%s': there is no transport '%s'; there are 'shm' and 'tcp'", n->member.group,
-        n->member.transport);
-}
-
 /* Ranks do not know yet where the others are, so they listen for both kinds. */
 static tr_status listen_for_all(native *n, tr__endpoint_record *mine)
 {
@@ -144,7 +137,9 @@ static tr_status find_all(native *n, tr__endpoint_record *records)
 static tr_status meet(native *n, tr__endpoint_record *records)
 {
     tr__endpoint_record *mine = &records[n->member.rank];
-    TR__TRY(check_transport(n));
+    if (n->member.transport && !asked_for(n, "shm") && !asked_for(n, "tcp"))
+        return tr__fail(TR_INVALID, "group '%s': there is no transport '%s'; there are 'shm' and 'tcp'", n->member.group,
+            n->member.transport);
     tr__endpoint_record_here(&n->member, mine);
     mine->tls = n->member.encrypt;
     TR__TRY(tr__rendezvous_register(n->meeting, &n->member, mine));

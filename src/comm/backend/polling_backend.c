@@ -160,15 +160,6 @@ tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence)
 
 /* ---- Sends and receives; all under the lock ---------------------------------------------------------------------- */
 
-static void append(tr__polled *p, tr__transfer *t)
-{
-    t->at = p->last;
-    *p->last = t;
-    p->last = &t->next;
-    p->helped += t->helped;
-    p->moved = t->began;
-}
-
 static void finish(tr__polled *p, tr__transfer *t, tr_status status)
 {
     *t->at = t->next;
@@ -277,7 +268,11 @@ static tr_status start(tr__polled *p, tr_work *work, bool driven)
     t->helped = !driven;
     t->began = tr__now_ns();
     t->deadline = t->began + (int64_t)work->collective.timeout_ms * 1000000;
-    append(p, t);
+    t->at = p->last;
+    *p->last = t;
+    p->last = &t->next;
+    p->helped += t->helped;
+    p->moved = t->began;
     tr_status status = p->type->begin(p, t);
     if (status != TR_OK) tr__polled_end(p, t, status);
     work_once(p);

@@ -90,20 +90,12 @@ static void *work_off(void *arg)
     return NULL;
 }
 
-/* Under the lock. */
-static tr_status start_thread(tr_group *group)
-{
-    if (group->has_thread) return TR_OK;
-    int error = tr__thread_start(&group->thread, work_off, group);
-    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", group->name);
-    group->has_thread = true;
-    return TR_OK;
-}
-
 /* Under the lock: the queue takes a reference of its own. */
 static tr_status enqueue(tr_group *group, tr_work *work)
 {
-    TR__TRY(start_thread(group));
+    int error = group->has_thread ? 0 : tr__thread_start(&group->thread, work_off, group);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", group->name);
+    group->has_thread = true;
     work->recorder = group->member.recorder;
     work->record = tr__recorder_post(group->member.recorder, &work->collective);
     tr__ref(work);

@@ -34,15 +34,6 @@ static tr_status check_ranks(const tr_join_options *o, tr__place *p)
     return TR_OK;
 }
 
-/* Ranks that are given count, as in PyTorch, and the environment says where they meet. */
-static tr_status read_environment(const tr_join_options *o, const tr__backend *backend, int timeout_ms, tr__place *p)
-{
-    bool by_mpi = backend == &tr__mpi_backend;
-    if (!o->rank && !o->world_size) return tr__environment_place(by_mpi, timeout_ms, p);
-    TR__TRY(check_ranks(o, p));
-    return tr__environment_meeting(by_mpi, timeout_ms, p);
-}
-
 /* tcp://host:port, tcp://[::1]:port */
 static tr_status read_url(const tr_join_options *o, tr__place *p)
 {
@@ -68,7 +59,12 @@ static tr_status find_place(const tr_join_options *o, const tr__backend *backend
     p->transport = o->transport;
     p->address = o->address ? o->address : getenv("TRIREME_ADDRESS");
     if (o->store) return check_ranks(o, p);
-    if (!o->init || strcmp(o->init, "env://") == 0) return read_environment(o, backend, timeout_ms, p);
+    if (!o->init || strcmp(o->init, "env://") == 0) {
+        bool by_mpi = backend == &tr__mpi_backend;
+        if (!o->rank && !o->world_size) return tr__environment_place(by_mpi, timeout_ms, p);
+        TR__TRY(check_ranks(o, p)); /* those that are given count, as in PyTorch, and the environment says where they meet */
+        return tr__environment_meeting(by_mpi, timeout_ms, p);
+    }
     if (strncmp(o->init, "tcp://", 6) == 0) return read_url(o, p);
     if (strncmp(o->init, "file://", 7) == 0) {
         p->path = o->init + 7;

@@ -9,7 +9,6 @@
 #include "base/thread.h"
 #include "comm/p2p/p2p.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>

@@ -6,9 +6,7 @@
 #include "base/thread.h"
 #include "comm/transport/shm.h"
 
-#include <errno.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- Our own ----------------------------------------------------------------------------------------------------- */
 

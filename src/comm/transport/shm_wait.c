@@ -9,7 +9,6 @@
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 
-#include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>

@@ -298,18 +298,15 @@ void tr__tcp_enter_all(tr__tcp *t, const tr__tcp *parent)
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
 /* Those of a group that is broken have been told so. */
-static void leave_place(tr__tcp *t)
-{
-    bool sound = !tr__failure_there(t->failure);
-    tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
-    if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
-    tr__failure_ignore(t->failure, &t->on_failure); /* after the goodbye: of a failure until here the peers have been told */
-    tr__network_detach(t->place, sound);
-}
-
 void tr__tcp_close(tr__tcp *t)
 {
-    if (t->place) leave_place(t);
+    if (t->place) {
+        bool sound = !tr__failure_there(t->failure);
+        tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
+        if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
+        tr__failure_ignore(t->failure, &t->on_failure); /* after the goodbye: of a failure until here the peers have been told */
+        tr__network_detach(t->place, sound);
+    }
     if (t->kick >= 0) close(t->kick);
     if (t->wake >= 0) close(t->wake);
     free(t->peers);

@@ -66,20 +66,7 @@ static tr_status open_connection(const tcp_store *s, int64_t deadline, bool firs
     }
 }
 
-static tr_status connect_first(tcp_store *s)
-{
-    TR__TRY(open_connection(s, tr__in_ms(s->store.timeout_ms), true, &s->idle[0]));
-    s->idle_count = 1;
-    strcpy(s->name, s->idle[0].server);
-    return TR_OK;
-}
-
 /* The server says nothing unasked: what can be read from an idle connection is its end. */
-static bool is_whole(const tr__connection *c)
-{
-    return poll(&(struct pollfd){.fd = c->wire.socket, .events = POLLIN}, 1, 0) == 0;
-}
-
 static bool take_idle(tcp_store *s, tr__connection *c)
 {
     for (;;) {
@@ -87,7 +74,7 @@ static bool take_idle(tcp_store *s, tr__connection *c)
         bool idle = s->idle_count > 0;
         if (idle) *c = s->idle[--s->idle_count];
         pthread_mutex_unlock(&s->lock);
-        if (!idle || is_whole(c)) return idle;
+        if (!idle || poll(&(struct pollfd){.fd = c->wire.socket, .events = POLLIN}, 1, 0) == 0) return idle;
         tr__connection_close(c);
     }
 }
@@ -331,7 +318,10 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
         (size_t)TR__OR(o, max_bytes, TR__STORE_BYTES), shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
     snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
-    return connect_first(s);
+    TR__TRY(open_connection(s, tr__in_ms(s->store.timeout_ms), true, &s->idle[0]));
+    s->idle_count = 1;
+    strcpy(s->name, s->idle[0].server);
+    return TR_OK;
 }
 
 static tr_store *new_store(const tr_store_tcp_options *options, bool shared)
