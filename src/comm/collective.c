@@ -273,11 +273,7 @@ void tr__collective_keep_own(const tr_collective *c, int rank, bool past_caches)
     if (!bytes) return;
     char *to = (char *)c->out + (size_t)out.begin * size;
     const char *from = (const char *)c->in + (size_t)in.begin * size;
-    if (to == from) return;
-    if (past_caches)
-        tr__copy_past_caches(to, from, bytes);
-    else
-        memcpy(to, from, bytes);
+    if (to != from) tr__copy(to, from, bytes, past_caches);
 }
 
 /* ---- Signatures -------------------------------------------------------------------------------------------------- */

@@ -51,13 +51,6 @@ int tr__algorithm_find(const char *name)
 
 /* ---- Parts ------------------------------------------------------------------------------------------------------- */
 
-tr__range tr__split(int64_t count, int parts, int index)
-{
-    int64_t share = count / parts, longer = count % parts; /* the first `longer` parts have one more */
-    int64_t begin = share * index + (index < longer ? index : longer);
-    return (tr__range){begin, begin + share + (index < longer)};
-}
-
 static tr__range block_of(const int64_t *counts, const int64_t *offsets, int64_t count, int rank)
 {
     if (!counts) return (tr__range){count * rank, count * (rank + 1)};

@@ -128,8 +128,6 @@ static inline int tr__wrap(int64_t place, int world_size)
     return (int)(rest < 0 ? rest + world_size : rest);
 }
 
-/* Part `index` of count elements in `parts` parts that differ by one element at most. */
-tr__range tr__split(int64_t count, int parts, int index);
 tr__range tr__in_block(const tr__schedule *s, int rank);
 tr__range tr__out_block(const tr__schedule *s, int rank);
 

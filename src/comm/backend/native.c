@@ -75,18 +75,26 @@ static bool on_one_host(const void *arg, int a, int b)
     return strcmp(records[a].machine, records[b].machine) == 0;
 }
 
-/* Which transports it is to be, alike on all ranks; one that is not needed goes. A rank that is alone on its host needs no
- * shared memory, but takes part in what the others do in parts. */
-static void choose_transports(native *n, const tr__hosts *hosts)
+/* Shared memory first: it points to TCP (t->tcp). */
+static void close_both(tr__shm **shm, tr__tcp **tcp)
 {
-    bool alone = tr__hosts_size(hosts, hosts->host[n->member.rank]) == 1;
-    if (n->shm && n->tcp && hosts->count == 1) {
-        tr__tcp_close(n->tcp);
-        n->tcp = NULL;
-    }
-    if (n->shm && n->tcp && alone) {
-        tr__shm_close(n->shm);
-        n->shm = NULL;
+    if (*shm) tr__shm_close(*shm);
+    if (*tcp) tr__tcp_close(*tcp);
+    *shm = NULL;
+    *tcp = NULL;
+}
+
+/* Which transports it is to be, alike on all ranks; one of two that is not needed goes. A rank that is alone on its host needs no
+ * shared memory, but takes part in what the others do in parts. */
+static void choose_transports(tr__shm **shm, tr__tcp **tcp, const tr__hosts *hosts, int rank)
+{
+    if (!*shm || !*tcp) return;
+    if (hosts->count == 1) {
+        tr__tcp_close(*tcp);
+        *tcp = NULL;
+    } else if (tr__hosts_size(hosts, hosts->host[rank]) == 1) {
+        tr__shm_close(*shm);
+        *shm = NULL;
     }
 }
 
@@ -109,7 +117,7 @@ static tr_status connect_all(native *n, tr__endpoint_record *records)
     TR__TRY(check_transports(n, records));
     TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, records));
     bool both = n->shm && n->tcp && hosts.count > 1 && hosts.most > 1;
-    choose_transports(n, &hosts);
+    choose_transports(&n->shm, &n->tcp, &hosts, n->member.rank);
     n->meeting->chained = both || n->member.world_size > TR__MESH_MOST;
     tr_status status = both     ? connect_both(n, &hosts, records)
                        : n->shm ? tr__shm_meet(n->shm, n->meeting, records)
@@ -126,10 +134,7 @@ static tr_status find_all(native *n, tr__endpoint_record *records)
         TR__TRY(tr__rendezvous_publish(n->meeting, mine));
         tr_status status = tr__rendezvous_read_all(n->meeting, records);
         if (status == TR_OK || !n->meeting->used) return status;
-        if (n->shm) tr__shm_close(n->shm);
-        if (n->tcp) tr__tcp_close(n->tcp);
-        n->shm = NULL;
-        n->tcp = NULL;
+        close_both(&n->shm, &n->tcp);
         TR__TRY(tr__rendezvous_go_on(n->meeting, mine));
     }
 }
@@ -148,12 +153,10 @@ static tr_status meet(native *n, tr__endpoint_record *records)
     return status == TR_OK ? TR_OK : tr__rendezvous_explain(n->meeting, records, atomic_load(&n->failure->dead), status);
 }
 
-/* Shared memory first: it points to TCP (t->tcp). */
 static void close_transports(native *n)
 {
     if (n->p2p) tr__p2p_end(n->p2p);
-    if (n->shm) tr__shm_close(n->shm);
-    if (n->tcp) tr__tcp_close(n->tcp);
+    close_both(&n->shm, &n->tcp);
     tr__hierarchy_free(n->hierarchy);
     tr__failure_free(n->failure);
 }
@@ -195,11 +198,8 @@ tr_status tr__native_prepare(tr__seat *seat, uint64_t number, tr__shm_place *blo
 
 void tr__native_drop(tr__seat *seat)
 {
-    if (seat->shm) tr__shm_close(seat->shm);
-    if (seat->tcp) tr__tcp_close(seat->tcp);
+    close_both(&seat->shm, &seat->tcp);
     tr__failure_free(seat->failure);
-    seat->shm = NULL;
-    seat->tcp = NULL;
     seat->failure = NULL;
 }
 
@@ -230,14 +230,7 @@ static tr_status choose_sides(native *n, tr__seat *seat, const tr__hosts **hosts
     tr__hosts made;
     if (!((const native *)seat->parent)->hierarchy) return TR_OK;
     TR__TRY(tr__hosts_make(&made, n->member.world_size, share_host, seat));
-    int own = made.host[n->member.rank];
-    if (made.count == 1) {
-        tr__tcp_close(seat->tcp);
-        seat->tcp = NULL;
-    } else if (seat->shm && tr__hosts_size(&made, own) == 1) {
-        tr__shm_close(seat->shm);
-        seat->shm = NULL;
-    }
+    choose_transports(&seat->shm, &seat->tcp, &made, n->member.rank);
     bool both = made.count > 1 && made.most > 1;
     tr_status status = both ? tr__hierarchy_new(&made, n->member.rank, seat->shm, seat->tcp, &n->hierarchy) : TR_OK;
     tr__hosts_free(&made);

@@ -146,24 +146,16 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
     const tr__nccl_library *l = g->l;
     size_t n = (size_t)c->count;
     ncclDataType_t type = type_of(c->dtype);
+    const void *in = c->in ? c->in : c->out; /* of a broadcast the others have none */
     switch (c->kind) {
-    case TR_ALL_REDUCE:
-        TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->handle);
-        return TR_OK;
-    case TR_REDUCE:
-        TR__NCCL_TRY(l, g->comm, ncclReduce, c->in, c->out, n, type, op, c->root, g->comm, g->handle);
-        return TR_OK;
-    case TR_BROADCAST:
-        TR__NCCL_TRY(l, g->comm, ncclBroadcast, c->in ? c->in : c->out, c->out, n, type, c->root, g->comm, g->handle);
-        return TR_OK;
-    case TR_ALL_GATHER:
-        TR__NCCL_TRY(l, g->comm, ncclAllGather, c->in, c->out, n, type, g->comm, g->handle);
-        return TR_OK;
-    case TR_REDUCE_SCATTER:
-        TR__NCCL_TRY(l, g->comm, ncclReduceScatter, c->in, c->out, n, type, op, g->comm, g->handle);
-        return TR_OK;
+    case TR_ALL_REDUCE: TR__NCCL_TRY(l, g->comm, ncclAllReduce, in, c->out, n, type, op, g->comm, g->handle); break;
+    case TR_REDUCE: TR__NCCL_TRY(l, g->comm, ncclReduce, in, c->out, n, type, op, c->root, g->comm, g->handle); break;
+    case TR_BROADCAST: TR__NCCL_TRY(l, g->comm, ncclBroadcast, in, c->out, n, type, c->root, g->comm, g->handle); break;
+    case TR_ALL_GATHER: TR__NCCL_TRY(l, g->comm, ncclAllGather, in, c->out, n, type, g->comm, g->handle); break;
+    case TR_REDUCE_SCATTER: TR__NCCL_TRY(l, g->comm, ncclReduceScatter, in, c->out, n, type, op, g->comm, g->handle); break;
     default: return move_blocks(g, c);
     }
+    return TR_OK;
 }
 
 /* ---- Buffers elsewhere ------------------------------------------------------------------------------------------- */

@@ -34,7 +34,6 @@ enum {
 typedef struct tcp_store {
     tr_store store;
     tr__server *server; /* when this process serves */
-    char host[256];
     char name[TR__SERVER_NAME]; /* the server's */
     bool insecure;
     pthread_mutex_t lock;
@@ -54,7 +53,7 @@ static int with_grace(int timeout_ms)
  * connection the server may not have started yet. */
 static tr_status open_connection(const tcp_store *s, int64_t deadline, bool first, tr__connection *connection)
 {
-    tr__destination to = {s->store.name, s->host, s->store.port, s->store.key, s->insecure};
+    tr__destination to = {s->store.name, s->store.host, s->store.port, s->store.key, s->insecure};
     int64_t began = tr__now_ns();
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = 2 * pause_ms < RETRY_MOST_MS ? 2 * pause_ms : RETRY_MOST_MS) {
         tr_status status = tr__connection_open(&to, deadline, connection);
@@ -290,7 +289,7 @@ static const tr__type tcp_type = {.name = "store", .size = sizeof(tcp_store), .d
 static tr_status check_options(const tr_store_tcp_options *o)
 {
     if (!o->host || !o->host[0]) return tr__fail(TR_INVALID, "tr_store_tcp: a host is needed");
-    if (strlen(o->host) >= sizeof((tcp_store *)0)->host)
+    if (strlen(o->host) >= sizeof((tr_store *)0)->host)
         return tr__fail(TR_INVALID, "tr_store_tcp: host '%.40s…' is too long", o->host);
     if (o->port < 0 || o->port > 65535 || (o->port == 0 && !o->serve))
         return tr__fail(TR_INVALID, "tr_store_tcp: port %d is not in %d … 65535", o->port, o->serve ? 0 : 1);
@@ -310,14 +309,13 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
     s->store.timeout_ms = TR__OR(o, timeout_ms, TR__STORE_TIMEOUT_MS);
     s->store.port = o->port;
     s->insecure = o->insecure;
-    strcpy(s->host, o->host);
     strcpy(s->store.host, o->host);
     s->store.anywhere = (o->token && o->token[0]) || o->insecure;
     if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->store.key));
     tr__server_options serve = {o->host, o->port, o->listen_fd, s->store.key, o->insecure,
         (size_t)TR__OR(o, max_bytes, TR__STORE_BYTES), shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
-    snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
+    snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->store.host, s->store.port);
     TR__TRY(open_connection(s, tr__in_ms(s->store.timeout_ms), true, &s->idle[0]));
     s->idle_count = 1;
     strcpy(s->name, s->idle[0].server);
