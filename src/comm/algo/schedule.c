@@ -116,7 +116,7 @@ static tr__walk *const walks[TR_COLLECTIVE_COUNT][TR__ALGORITHM_COUNT] = {
 };
 
 /* A rank that is alone copies. */
-static tr__cursor walk(const tr__schedule *s, int64_t wanted)
+tr__cursor tr__schedule_walk(const tr__schedule *s, int64_t wanted)
 {
     tr__cursor c = {.wanted = wanted};
     if (s->world_size > 1)
@@ -129,19 +129,4 @@ static tr__cursor walk(const tr__schedule *s, int64_t wanted)
 bool tr__schedule_exists(tr_collective_kind kind, tr__algorithm algorithm)
 {
     return (unsigned)kind < TR_COLLECTIVE_COUNT && (unsigned)algorithm < TR__ALGORITHM_COUNT && walks[kind][algorithm];
-}
-
-int64_t tr__schedule_steps(const tr__schedule *schedule)
-{
-    return walk(schedule, -1).next;
-}
-
-tr__step tr__schedule_step(const tr__schedule *schedule, int64_t step)
-{
-    return walk(schedule, step).step;
-}
-
-int64_t tr__schedule_scratch(const tr__schedule *schedule)
-{
-    return walk(schedule, -1).scratch;
 }

@@ -101,7 +101,7 @@ static tr_status join(tr__polled *p)
 {
     tr__mpi_group *g = (tr__mpi_group *)p;
     g->comm = g->beside = MPI_COMM_NULL;
-    tr__mpi_group_opened();
+    tr__mpi_count_groups(1, false);
     TR__TRY(tr__mpi_start(&g->library));
     return p->member.world_size > 1 ? meet(g) : TR_OK;
 }
@@ -121,7 +121,7 @@ static void close_group(tr__polled *p)
     free(g->transfers);
     free(g->statuses);
     free(g->done);
-    tr__mpi_group_closed(stuck || late);
+    tr__mpi_count_groups(-1, stuck || late);
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */

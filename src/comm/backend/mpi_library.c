@@ -106,16 +106,10 @@ static void end(int exit_code, void *unused)
     mpi.failure = NULL;
 }
 
-void tr__mpi_group_opened(void)
+void tr__mpi_count_groups(int more, bool alone)
 {
     TR__LOCKED(&mpi.lock);
-    mpi.groups++;
-}
-
-void tr__mpi_group_closed(bool alone)
-{
-    TR__LOCKED(&mpi.lock);
-    mpi.groups--;
+    mpi.groups += more;
     mpi.alone |= alone;
 }
 

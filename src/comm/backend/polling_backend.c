@@ -24,8 +24,9 @@ enum {
 /* ---- How a group breaks ------------------------------------------------------------------------------------------ */
 
 /* With this thread's latest failure, unless it is broken already. */
-static void break_group(tr__polled *p)
+void tr__polled_give_up(void *state)
 {
+    tr__polled *p = state;
     tr__error *why = tr__error_take(), *none = NULL;
     if (!atomic_compare_exchange_strong(&p->broken, &none, why)) tr__error_unref(why);
 }
@@ -50,7 +51,7 @@ static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequenc
 {
     char text[TR__CALL_TEXT];
     tr__fail_context(status, "group '%s': %s", p->member.group, tr__collective_text(c, p->member.world_size, sequence, text));
-    if (status != TR_UNSUPPORTED) break_group(p);
+    if (status != TR_UNSUPPORTED) tr__polled_give_up(p);
     return status;
 }
 
@@ -220,7 +221,7 @@ static void look_at_deadlines(tr__polled *p)
 static void work_once(tr__polled *p)
 {
     if (!p->first) return;
-    if (!is_broken(p) && p->type->advance(p) != TR_OK) break_group(p);
+    if (!is_broken(p) && p->type->advance(p) != TR_OK) tr__polled_give_up(p);
     if (!is_broken(p)) look_at_deadlines(p);
     if (is_broken(p)) end_all(p);
 }
@@ -304,11 +305,6 @@ bool tr__polled_pending(void *state)
     return p->first;
 }
 
-void tr__polled_give_up(void *state)
-{
-    break_group(state);
-}
-
 /* ---- Joining and leaving ----------------------------------------------------------------------------------------- */
 
 tr_status tr__polled_meet(tr__polled *p, const char *address, tr__endpoint_record **records)
@@ -358,7 +354,7 @@ tr_status tr__polled_join(const tr__member *member, void **state)
     if (status == TR_OK) {
         *state = p;
     } else {
-        break_group(p);
+        tr__polled_give_up(p);
         close_state(p);
     }
     return status;

@@ -569,8 +569,7 @@ static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record 
     }
 }
 
-/* first … first + count - 1 */
-static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__endpoint_record *records)
+tr_status tr__rendezvous_read(tr__rendezvous *r, int first, int count, tr__endpoint_record *records)
 {
     size_t all = (size_t)count, asked = all < AT_ONCE ? all : AT_ONCE;
     TR__FREED int *ranks = tr__zeroed(all, sizeof *ranks);
@@ -585,18 +584,13 @@ static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__endpoin
     return find_records(r, &s, records);
 }
 
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records)
-{
-    return read_ranks(r, rank, 1, records);
-}
-
 /* First that of rank 0, which may serve the store, and take it along when it finds that our world is not its own. Then
  * all ranks ask for the same keys, so that the server makes one answer for them. */
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *records)
 {
-    tr_status status = r->member->rank == 0 ? TR_OK : read_ranks(r, 0, 1, records);
+    tr_status status = r->member->rank == 0 ? TR_OK : tr__rendezvous_read(r, 0, 1, records);
     if (status != TR_OK && status != TR_TIMEOUT) return status; /* the failure names all that are missing */
-    return read_ranks(r, 0, r->member->world_size, records);
+    return tr__rendezvous_read(r, 0, r->member->world_size, records);
 }
 
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine)

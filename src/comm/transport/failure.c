@@ -48,7 +48,7 @@ void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener)
     if (*at) *at = listener->next;
 }
 
-static tr_status break_group(tr__failure *f, bool own, const tr__failure_listener *known)
+tr_status tr__failure_break_by(tr__failure *f, bool own, const tr__failure_listener *known)
 {
     pthread_mutex_lock(&f->telling);
     if (!tr__failure_there(f)) {
@@ -61,21 +61,6 @@ static tr_status break_group(tr__failure *f, bool own, const tr__failure_listene
     }
     pthread_mutex_unlock(&f->telling);
     return tr__failure_tell(f);
-}
-
-tr_status tr__failure_break(tr__failure *f)
-{
-    return break_group(f, false, NULL);
-}
-
-tr_status tr__failure_give_up(tr__failure *f)
-{
-    return break_group(f, true, NULL);
-}
-
-tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *listener)
-{
-    return break_group(f, false, listener);
 }
 
 tr_status tr__failure_tell(tr__failure *f)

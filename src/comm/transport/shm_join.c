@@ -182,7 +182,7 @@ static tr_status call_rank(joining *j, int rank)
                 j->t->peers[rank].rank);
         TR__TRY(check_alive(j, rank));
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, j->records));
+        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, 1, j->records));
     }
 }
 
@@ -243,7 +243,7 @@ static tr_status hear_incoming(joining *j, int index)
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
     /* One with another address has published a new record since we read the old one. */
     if (strcmp(record_of(j, hello.rank)->address, hello.text) != 0)
-        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->records));
+        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, 1, j->records));
     return greet_first(j, hello.rank, socket);
 }
 

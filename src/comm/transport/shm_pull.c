@@ -157,7 +157,7 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
         if (view.memory)
             tr__copy(out, view.memory, bytes, call->streams);
         else
-            TR__TRY(tr__shm_read(t, call, from, view.address, bytes, out));
+            TR__TRY(tr__shm_copy(t, call, from, view.address, bytes, out, NULL));
         tr__shm_cross_end(t);
     } else {
         if (bytes > TR__SHM_INLINE || begin > TR__SHM_INLINE - bytes)

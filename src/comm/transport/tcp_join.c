@@ -47,7 +47,7 @@ static void take_record(joining *j, int rank)
 static tr_status renew(void *user, int rank)
 {
     joining *j = user;
-    tr_status status = tr__rendezvous_read(j->meeting, rank, j->records);
+    tr_status status = tr__rendezvous_read(j->meeting, rank, 1, j->records);
     if (status == TR_OK) take_record(j, rank);
     return status;
 }

@@ -74,7 +74,7 @@ static bool take_idle(tcp_store *s, tr__connection *c)
         if (idle) *c = s->idle[--s->idle_count];
         pthread_mutex_unlock(&s->lock);
         if (!idle || poll(&(struct pollfd){.fd = c->wire.socket, .events = POLLIN}, 1, 0) == 0) return idle;
-        tr__connection_close(c);
+        tr__wire_close(&c->wire);
     }
 }
 
@@ -83,7 +83,7 @@ static tr_status take_connection(tcp_store *s, int64_t deadline, tr__connection 
     if (take_idle(s, c)) return TR_OK;
     TR__TRY(open_connection(s, deadline, false, c));
     if (strcmp(c->server, s->name) == 0) return TR_OK;
-    tr__connection_close(c);
+    tr__wire_close(&c->wire);
     c->refused = true; /* by the one that we know */
     return tr__fail(TR_IO, "%s: its server is gone, and another one serves there", s->store.name);
 }
@@ -94,7 +94,7 @@ static void give_back(tcp_store *s, tr__connection *c)
     bool room = s->idle_count < IDLE_MOST;
     if (room) s->idle[s->idle_count++] = *c;
     pthread_mutex_unlock(&s->lock);
-    if (!room) tr__connection_close(c);
+    if (!room) tr__wire_close(&c->wire);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -143,7 +143,7 @@ static tr_status try_to_ask(tcp_store *s, const char *key, const tr__frame *requ
         give_back(s, &connection);
         return TR_OK;
     }
-    tr__connection_close(&connection);
+    tr__wire_close(&connection.wire);
     return failed(s, key, error, timeout_ms);
 }
 
@@ -278,7 +278,7 @@ static const tr__store_ops tcp_ops = {tcp_get, tcp_change, tcp_gather};
 static void tcp_destroy(void *self)
 {
     tcp_store *s = self;
-    for (int i = 0; i < s->idle_count; i++) tr__connection_close(&s->idle[i]);
+    for (int i = 0; i < s->idle_count; i++) tr__wire_close(&s->idle[i].wire);
     if (s->server) tr__server_stop(s->server);
     tr__tls_key_unref(s->store.key);
     if (s->store.ops) pthread_mutex_destroy(&s->lock);
