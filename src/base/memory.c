@@ -14,6 +14,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+void *tr__zeroed(size_t count, size_t bytes)
+{
+    return calloc(count, bytes);
+}
+
 bool tr__grow(void *list, size_t count, size_t *room, size_t element_bytes)
 {
     void *at;

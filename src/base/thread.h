@@ -2,6 +2,8 @@
 #ifndef TR_BASE_THREAD_H
 #define TR_BASE_THREAD_H
 
+#include <trireme/base.h>
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -14,6 +16,19 @@ int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg);
 void tr__condition_init(pthread_cond_t *condition);
 /* Waits, under the lock, for such a condition; false: the deadline has come. */
 bool tr__condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline);
+/* Holds a lock from here to the end of the block. */
+#define TR__LOCKED(lock) \
+    __attribute__((cleanup(tr__unlock), unused)) pthread_mutex_t *TR__JOIN(tr__locked_, __LINE__) = tr__lock(lock)
+static inline pthread_mutex_t *tr__lock(pthread_mutex_t *lock)
+{
+    pthread_mutex_lock(lock);
+    return lock;
+}
+static inline void tr__unlock(pthread_mutex_t **lock)
+{
+    pthread_mutex_unlock(*lock);
+}
+
 /* Cores that this process may run on. */
 int tr__cores(void);
 

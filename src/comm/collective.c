@@ -83,14 +83,6 @@ static tr_status check_count(const reading *r)
     return TR_OK;
 }
 
-/* What the caller's macro saw of the buffers' types. */
-static tr_status check_elements(const reading *r)
-{
-    tr_dtype dtype = r->c->dtype;
-    TR__TRY(tr__element_check(r->name, r->c->in_element, dtype, dtype == TR_F32, "write .dtype ="));
-    return tr__element_check(r->name, r->c->out_element, dtype, dtype == TR_F32, "write .dtype =");
-}
-
 static tr_status check_op(const reading *r)
 {
     const tr_collective *c = r->c;
@@ -152,20 +144,14 @@ static tr_status read_blocks(const reading *r, const char *side, const int64_t *
     return TR_OK;
 }
 
-static int64_t total(const int64_t *counts, int world)
-{
-    int64_t sum = 0;
-    for (int rank = 0; rank < world; rank++) sum += counts[rank];
-    return sum;
-}
-
 static tr_status read_both_sides(const reading *r, bool in, bool out, int64_t *places)
 {
     tr_collective *c = r->c;
     if (in) TR__TRY(read_blocks(r, "in", &c->in_counts, &c->in_offsets, places));
     if (out) TR__TRY(read_blocks(r, "out", &c->out_counts, &c->out_offsets, places + 2 * r->world));
     if (in && out) {
-        c->count = total(c->in_counts, r->world);
+        c->count = 0;
+        for (int rank = 0; rank < r->world; rank++) c->count += c->in_counts[rank];
         int64_t give = c->in_counts[r->rank], get = c->out_counts[r->rank];
         if (give == get) return TR_OK;
         return tr__fail(TR_INVALID, "%s: rank %d gives itself %" PRId64 " elements, and expects %" PRId64, r->name,
@@ -251,7 +237,9 @@ static tr_status check(const reading *r, int64_t **arrays)
         TR__TRY(check_op(r));
     else
         c->op = 0;
-    TR__TRY(check_elements(r));
+    /* What the caller's macro saw of the buffers' types. */
+    TR__TRY(tr__element_check(r->name, c->in_element, c->dtype, c->dtype == TR_F32, "write .dtype ="));
+    TR__TRY(tr__element_check(r->name, c->out_element, c->dtype, c->dtype == TR_F32, "write .dtype ="));
     TR__TRY(read_arrays(r, arrays));
     return check_buffers(r);
 }
@@ -285,11 +273,7 @@ void tr__collective_keep_own(const tr_collective *c, int rank, bool past_caches)
     if (!bytes) return;
     char *to = (char *)c->out + (size_t)out.begin * size;
     const char *from = (const char *)c->in + (size_t)in.begin * size;
-    if (to == from) return;
-    if (past_caches)
-        tr__copy_past_caches(to, from, bytes);
-    else
-        memcpy(to, from, bytes);
+    if (to != from) tr__copy(to, from, bytes, past_caches);
 }
 
 /* ---- Signatures -------------------------------------------------------------------------------------------------- */

@@ -61,9 +61,8 @@ tr_status tr__endpoint_post(tr__endpoint *e, int peer, const tr__shm_message *me
 {
     tr__shm_queued *queued = tr__endpoint_message(e, peer, message, fd);
     if (!queued) return TR_NO_MEMORY;
-    pthread_mutex_lock(&e->lock);
+    TR__LOCKED(&e->lock);
     tr__shm_queue_add(&e->peers[peer].outgoing, queued);
-    pthread_mutex_unlock(&e->lock);
     return TR_OK;
 }
 
@@ -75,9 +74,8 @@ void tr__endpoint_kick(tr__endpoint *e)
 static bool has_outgoing(tr__endpoint *e)
 {
     bool any = false;
-    pthread_mutex_lock(&e->lock);
+    TR__LOCKED(&e->lock);
     for (int i = 0; i < e->world_size; i++) any |= e->peers[i].outgoing.first != NULL;
-    pthread_mutex_unlock(&e->lock);
     return any;
 }
 
@@ -89,9 +87,8 @@ void tr__endpoint_flush(tr__endpoint *e)
 
 void tr__endpoint_tell(tr__endpoint *e)
 {
-    pthread_mutex_lock(&e->lock);
+    TR__LOCKED(&e->lock);
     pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- Control blocks ---------------------------------------------------------------------------------------------- */
@@ -210,20 +207,18 @@ tr_status tr__endpoint_attach(tr__endpoint *e, uint64_t id, const tr__attached *
     *a = (tr__attachment){.endpoint = e, .id = id, .calls = calls, .user = user, .places = a->members + world,
         .left = (bool *)(a->members + 2 * world)};
     for (size_t i = 0; i < world; i++) a->places[i] = -1;
-    pthread_mutex_lock(&e->hearing);
+    TR__LOCKED(&e->hearing);
     tr_status status = take_block(e, &a->block);
-    if (status == TR_OK) {
-        pthread_mutex_lock(&e->lock);
-        a->next = e->attachments;
-        e->attachments = a;
-        pthread_mutex_unlock(&e->lock);
-        e->users++;
-        *attachment = a;
-    } else {
+    if (status != TR_OK) {
         free_attachment(a);
+        return status;
     }
-    pthread_mutex_unlock(&e->hearing);
-    return status;
+    TR__LOCKED(&e->lock);
+    a->next = e->attachments;
+    e->attachments = a;
+    e->users++;
+    *attachment = a;
+    return TR_OK;
 }
 
 /* Has every other member taken leave, or is there none that knows of us? */
@@ -269,7 +264,7 @@ void tr__attachment_gone(tr__attachment *a, int peer)
 void tr__endpoint_enter(tr__attachment *a, int count)
 {
     tr__endpoint *e = a->endpoint;
-    pthread_mutex_lock(&e->hearing);
+    TR__LOCKED(&e->hearing);
     pthread_mutex_lock(&e->lock);
     for (int i = 0; i < count; i++) a->places[a->members[i]] = i;
     a->count = count;
@@ -281,7 +276,6 @@ void tr__endpoint_enter(tr__attachment *a, int count)
     tr__shm_queue_free(&a->early);
     for (int i = 0; i < count; i++)
         if (e->peers[a->members[i]].gone) tr__attachment_gone(a, a->members[i]);
-    pthread_mutex_unlock(&e->hearing);
 }
 
 void tr__endpoint_detach(tr__attachment *a)
@@ -370,14 +364,6 @@ static void await_readers(tr__endpoint *e)
     }
 }
 
-static void free_peer(tr__endpoint_peer *peer)
-{
-    if (peer->socket >= 0) close(peer->socket);
-    for (size_t i = 0; i < peer->mapping_count; i++) tr__shm_mapping_close(&peer->mappings[i]);
-    free(peer->mappings);
-    tr__shm_queue_free(&peer->outgoing);
-}
-
 void tr__endpoint_free(tr__endpoint *e)
 {
     if (e->watcher.freed) tr__segment_unwatch(&e->watcher);
@@ -386,7 +372,13 @@ void tr__endpoint_free(tr__endpoint *e)
         atomic_store(&e->page->ended, 1);
         await_readers(e);
     }
-    for (int i = 0; e->peers && i < e->world_size; i++) free_peer(&e->peers[i]);
+    for (int i = 0; e->peers && i < e->world_size; i++) {
+        tr__endpoint_peer *peer = &e->peers[i];
+        if (peer->socket >= 0) close(peer->socket);
+        for (size_t k = 0; k < peer->mapping_count; k++) tr__shm_mapping_close(&peer->mappings[k]);
+        free(peer->mappings);
+        tr__shm_queue_free(&peer->outgoing);
+    }
     for (tr__attachment *a = e->attachments, *next; a; a = next) {
         next = a->next;
         free_attachment(a);

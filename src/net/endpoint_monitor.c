@@ -166,9 +166,8 @@ static void hang_up(tr__endpoint *e, int peer)
 static void damaged(tr__endpoint *e, int peer)
 {
     tr_status status = tr__fail(TR_FORMAT, "rank %d (pid %ld) sent a damaged message", e->peers[peer].rank, e->peers[peer].pid);
-    pthread_mutex_lock(&e->hearing);
+    TR__LOCKED(&e->hearing);
     tell_groups(e, peer, status);
-    pthread_mutex_unlock(&e->hearing);
 }
 
 /* Is the next message memory for control blocks? Without a descriptor for it none of the groups with that peer could go on, while
@@ -179,19 +178,16 @@ static bool brings_blocks(int socket)
     return recv(socket, begin, sizeof begin, MSG_PEEK | MSG_DONTWAIT) == sizeof begin && begin[1] == TR__SHM_BLOCKS;
 }
 
-static void make_room(tr__endpoint *e)
-{
-    if (e->spare >= 0) close(e->spare);
-    e->spare = -1;
-}
-
 /* Returns whether the socket is at its end. */
 static bool receive_all(tr__endpoint *e, int peer)
 {
     for (;;) {
         tr__shm_message message;
         int fd;
-        if (brings_blocks(e->peers[peer].socket)) make_room(e);
+        if (e->spare >= 0 && brings_blocks(e->peers[peer].socket)) {
+            close(e->spare);
+            e->spare = -1;
+        }
         ssize_t got = tr__shm_receive(e->peers[peer].socket, &message, &fd);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
         if (got < 0 && errno == ECONNRESET) continue; /* what it sent before is still to be read */
@@ -239,10 +235,8 @@ static void receive_polled(tr__endpoint *e)
 
 static tr__shm_queued *first_queued(tr__endpoint *e, const tr__endpoint_peer *peer)
 {
-    pthread_mutex_lock(&e->lock);
-    tr__shm_queued *queued = peer->outgoing.first;
-    pthread_mutex_unlock(&e->lock);
-    return queued;
+    TR__LOCKED(&e->lock);
+    return peer->outgoing.first;
 }
 
 static void drop_queued(tr__endpoint *e, tr__endpoint_peer *peer)

@@ -4,7 +4,6 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <stddef.h>
-#include <string.h>
 #include <sys/socket.h>
 
 #ifndef TCP_RTO_MAX_MS /* Linux 6.15 */

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "net/link.h"
 
 #include <errno.h>
@@ -98,14 +99,13 @@ void tr__network_post(tr__network_endpoint *n, int to, int from, const tr__netwo
     tr__frame_head *head = &news->frame.head;
     head->magic = TR__NETWORK_MAGIC;
     head->version = TR__NETWORK_VERSION;
-    pthread_mutex_lock(&n->lock);
+    TR__LOCKED(&n->lock);
     if (from == n->rank) head->origin = n->rank;
     if (from == n->rank && to < 0) head->number = ++n->said;
     n->spread += to < 0;
     if (n->news_end - n->news_first == n->news_most) drop_news(n->news[n->news_first++ % n->news_most]);
     n->news[n->news_end++ % n->news_most] = news;
     for (tr__network_connection *c = n->controls; c; c = c->next) tr__network_push(n, c);
-    pthread_mutex_unlock(&n->lock);
 }
 
 void tr__network_tell_all(tr__network_group *g, const tr__network_frame *frame, const char *text)
@@ -122,15 +122,6 @@ void tr__network_kick(tr__network_endpoint *n)
 
 /* ---- Groups ------------------------------------------------------------------------------------------------------ */
 
-static void free_group(tr__network_group *g)
-{
-    for (tr__early_frame *early = g->early, *next; early; early = next) {
-        next = early->next;
-        free(early);
-    }
-    free(g);
-}
-
 tr_status tr__network_attach(tr__network_endpoint *n, uint64_t id, const tr__network_calls *calls, void *user, tr__network_group **group)
 {
     size_t world = (size_t)n->world_size;
@@ -140,11 +131,10 @@ tr_status tr__network_attach(tr__network_endpoint *n, uint64_t id, const tr__net
         .last_early = &g->early};
     for (size_t i = 0; i < world; i++) g->places[i] = -1;
     *group = g; /* before the monitor calls */
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     g->next = n->groups;
     n->groups = g;
     n->users++;
-    pthread_mutex_unlock(&n->hearing);
     return TR_OK;
 }
 
@@ -171,23 +161,21 @@ tr_status tr__network_adopt(tr__network_endpoint *n, int rank, tr__channel chann
     tr__network_peer *peer = &n->peers[rank];
     *c = (tr__network_connection){.wire = *wire, .peer = peer, .channel = channel, .group = group};
     *wire = (tr__wire){.socket = -1};
-    pthread_mutex_lock(&n->lock);
-    bool watched = true;
-    if (channel == TR__CONTROL_CHANNEL) {
-        n->met++;
-        peer->control = c;
-        c->fresh = n->fresh = true;
-        c->at = n->news_first;
-        c->next = n->controls;
-        n->controls = c;
-        watched = tr__network_watch(n, c, true, false);
-        tr__network_push(n, c);
-    } else {
+    TR__LOCKED(&n->lock);
+    if (channel != TR__CONTROL_CHANNEL) {
         c->next = peer->connections;
         peer->connections = c;
+        return TR_OK;
     }
-    pthread_mutex_unlock(&n->lock);
-    return watched ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no epoll", n->name);
+    n->met++;
+    peer->control = c;
+    c->fresh = n->fresh = true;
+    c->at = n->news_first;
+    c->next = n->controls;
+    n->controls = c;
+    if (!tr__network_watch(n, c, true, false)) return tr__fail_errno(TR_IO, errno, "group '%s': no epoll", n->name);
+    tr__network_push(n, c);
+    return TR_OK;
 }
 
 /* The peer reads up to the end of what was sent. What it has sent is read by the monitor: a connection is reset when it is closed
@@ -214,7 +202,11 @@ void tr__network_detach(tr__network_group *g, bool sound)
     n->hasty = !sound;
     bool last = --n->users == 0;
     pthread_mutex_unlock(&n->hearing);
-    free_group(g);
+    for (tr__early_frame *early = g->early, *next; early; early = next) {
+        next = early->next;
+        free(early);
+    }
+    free(g);
     if (last) tr__network_free(n);
 }
 

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "net/link.h"
 #include "net/network.h"
 
@@ -24,7 +25,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 enum {
     RETRY_MS = 5,    /* after a refusal: a record of an earlier try to join, */
@@ -111,10 +111,8 @@ static uint32_t sum_of(const tr__hello *hello)
 /* A copy, as a join's last look at the records changes some when others use them already. */
 static tr__network_record record_of(tr__network_endpoint *n, int rank)
 {
-    pthread_mutex_lock(&n->hearing);
-    tr__network_record record = n->peers[rank].record;
-    pthread_mutex_unlock(&n->hearing);
-    return record;
+    TR__LOCKED(&n->hearing);
+    return n->peers[rank].record;
 }
 
 static tr_status send_hello(tr__network_endpoint *n, tr__attempt *a)
@@ -130,7 +128,10 @@ static tr_status send_hello(tr__network_endpoint *n, tr__attempt *a)
     return tr__fail_errno(TR_PEER, errno, "group '%s': rank %d does not take our call", n->name, a->rank);
 }
 
-/* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us. */
+enum { DAMAGED = -2 };
+
+/* Takes in what there is of a hello. 1: it is whole and right; 0: more is to come; -1: whoever it is, not one of us; DAMAGED: nor is
+ * it a hello. */
 static int hear_hello(const tr__network_endpoint *n, tr__attempt *a)
 {
     if (a->got == sizeof a->hello) return 1; /* held */
@@ -139,9 +140,9 @@ static int hear_hello(const tr__network_endpoint *n, tr__attempt *a)
     if (got < 0 && tr__wire_would_block()) return 0;
     if (got <= 0) return -1;
     a->got += (size_t)got;
-    if (a->got >= 8 && (a->hello.magic != TR__NETWORK_MAGIC || a->hello.version != TR__NETWORK_VERSION)) return -1;
+    if (a->got >= 8 && (a->hello.magic != TR__NETWORK_MAGIC || a->hello.version != TR__NETWORK_VERSION)) return DAMAGED;
     if (a->got < sizeof a->hello) return 0;
-    if (a->hello.sum != sum_of(&a->hello)) return -1;
+    if (a->hello.sum != sum_of(&a->hello)) return DAMAGED;
     a->hello.address[sizeof a->hello.address - 1] = 0;
     return CRYPTO_memcmp(a->hello.cookie, n->cookie, sizeof a->hello.cookie) == 0 ? 1 : -1;
 }
@@ -156,36 +157,26 @@ static tr__attempt *find_attempt(const tr__network_endpoint *n, int rank, tr__ch
 
 bool tr__network_under_way(tr__network_endpoint *n, int rank, tr__channel channel, uint64_t group)
 {
-    pthread_mutex_lock(&n->lock);
-    bool found = find_attempt(n, rank, channel, group) != NULL;
-    pthread_mutex_unlock(&n->lock);
-    return found;
+    TR__LOCKED(&n->lock);
+    return find_attempt(n, rank, channel, group);
 }
 
-/* A control connection: while joining those that are there from the start, later those in place of some of them. A rank that leaves
- * may still make one, to pass on what it has heard. */
-static int is_control_wanted(const tr__network_endpoint *n, const tr__attempt *a, bool incoming)
-{
-    const tr__network_peer *peer = &n->peers[a->rank];
-    bool there = !peer->gone || (incoming && peer->leaving), early = n->joining && !tr__network_linked(n, n->rank, a->rank);
-    if (peer->control || !there || (!n->joining && !tr__network_relays(n))) return -1;
-    return early ? 0 : 1;
-}
-
-/* May a connection of this kind be made now? 1: yes; 0: not yet, as this rank or the group does not know its members; -1: no. */
+/* May a connection of this kind be made now? 1: yes; 0: not yet, as this rank or the group does not know its members; -1: no. Control
+ * connections: while joining those that are there from the start, later those in place of some of them. A rank that leaves may still
+ * make one, to pass on what it has heard. */
 static int is_wanted(tr__network_endpoint *n, const tr__attempt *a, bool incoming)
 {
     const tr__network_peer *peer = &n->peers[a->rank];
-    if (a->channel == TR__CONTROL_CHANNEL) return is_control_wanted(n, a, incoming);
-    pthread_mutex_lock(&n->hearing);
+    if (a->channel == TR__CONTROL_CHANNEL) {
+        bool there = !peer->gone || (incoming && peer->leaving), early = n->joining && !tr__network_linked(n, n->rank, a->rank);
+        if (peer->control || !there || (!n->joining && !tr__network_relays(n))) return -1;
+        return early ? 0 : 1;
+    }
+    TR__LOCKED(&n->hearing);
     const tr__network_group *g = tr__network_find(n, a->group);
-    int member = g ? g->places[a->rank] : -1, wanted = -1;
-    if (g && !g->count)
-        wanted = 0;
-    else if (member >= 0 && !peer->gone && g->calls->wants(g->user, member, a->channel, true))
-        wanted = 1;
-    pthread_mutex_unlock(&n->hearing);
-    return wanted;
+    int member = g ? g->places[a->rank] : -1;
+    if (g && !g->count) return 0;
+    return member >= 0 && !peer->gone && g->calls->wants(g->user, member, a->channel, true) ? 1 : -1;
 }
 
 /* Both ends have said who they are. What crosses no network needs no checksums, unless they are asked for. */
@@ -200,15 +191,15 @@ static tr_status complete(tr__network_endpoint *n, tr__attempt *a)
     a->made = NULL;
     TR__TRY(tr__network_adopt(n, a->rank, a->channel, a->group, &a->wire, c));
     if (a->channel == TR__CONTROL_CHANNEL) return TR_OK;
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     const tr__network_group *g = tr__network_find(n, a->group);
     int member = g ? g->places[a->rank] : -1;
-    bool wanted = member >= 0 && g->calls->wants(g->user, member, a->channel, false);
-    if (wanted) g->calls->connected(g->user, member, a->channel, c);
-    pthread_mutex_unlock(&n->hearing);
-    pthread_mutex_lock(&n->lock);
-    if (!wanted) tr__network_give_back(n, c);
-    pthread_mutex_unlock(&n->lock);
+    if (member >= 0 && g->calls->wants(g->user, member, a->channel, false)) {
+        g->calls->connected(g->user, member, a->channel, c);
+        return TR_OK;
+    }
+    TR__LOCKED(&n->lock);
+    tr__network_give_back(n, c);
     return TR_OK;
 }
 
@@ -336,15 +327,6 @@ static tr_status begin(tr__network_endpoint *n, tr__attempt *a)
     return connect_later(n, a, errno);
 }
 
-/* The other end takes the connection for made, and to try again would look like this rank's end there. Under TLS nobody can have
- * changed it; while joining both have other ways to find out. */
-static bool is_damaged(const tr__network_endpoint *n, const tr__attempt *a)
-{
-    const tr__hello *hello = &a->hello;
-    bool strange = a->got >= 8 && (hello->magic != TR__NETWORK_MAGIC || hello->version != TR__NETWORK_VERSION);
-    return !n->key && !n->joining && (strange || (a->got == sizeof *hello && hello->sum != sum_of(hello)));
-}
-
 /* Something happened on a connection of ours. *done: it is there. */
 static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
 {
@@ -364,7 +346,9 @@ static tr_status go_on(tr__network_endpoint *n, tr__attempt *a, bool *done)
     }
     int heard = hear_hello(n, a);
     if (heard == 0) return TR_OK;
-    if (heard < 0 && is_damaged(n, a)) {
+    /* The other end takes the connection for made, and to try again would look like this rank's end there. Under TLS nobody can have
+     * changed it; while joining both have other ways to find out. */
+    if (heard == DAMAGED && !n->key && !n->joining) {
         a->error = EBADMSG;
         return tr__fail(TR_FORMAT, "group '%s': rank %d sent a damaged message, as the first of a connection", n->name, a->rank);
     }
@@ -386,12 +370,11 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
     int error = a->error ? a->error : ECONNRESET;
     tr__channel channel = a->channel;
     remove_attempt(n, a); /* first: who is told looks whether one is under way */
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     if (channel == TR__CONTROL_CHANNEL) {
         n->relink = true;
         bool ours = status == TR_NO_MEMORY; /* then it is called again */
         if (status != TR_OK && !ours) tr__network_lose(n, &n->peers[rank], error);
-        pthread_mutex_unlock(&n->hearing);
         return TR_OK;
     }
     const tr__network_group *g = tr__network_find(n, id);
@@ -400,7 +383,6 @@ static tr_status end_attempt(tr__network_endpoint *n, tr__attempt *a, tr_status 
         g->calls->failed(g->user);
     else if (member >= 0)
         g->calls->connected(g->user, member, channel, NULL);
-    pthread_mutex_unlock(&n->hearing);
     return TR_OK;
 }
 

@@ -12,6 +12,7 @@
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/thread.h"
 #include "net/link.h"
 #include "net/network.h"
 
@@ -61,14 +62,13 @@ void tr__network_relink(tr__network_endpoint *n)
 {
     int ahead[2];
     if (!tr__network_relays(n)) return;
-    pthread_mutex_lock(&n->hearing);
-    bool due = n->relink;
+    TR__LOCKED(&n->hearing);
+    if (!n->relink) return;
     n->relink = false;
-    if (due) find_ahead(n, ahead);
-    for (int i = 0; due && i < 2; i++)
+    find_ahead(n, ahead);
+    for (int i = 0; i < 2; i++)
         if (ahead[i] >= 0 && !n->peers[ahead[i]].control) /* only this thread makes or ends any */
             n->relink |= tr__network_call(n, ahead[i], TR__CONTROL_CHANNEL, TR__FIRST_GROUP) != TR_OK;
-    pthread_mutex_unlock(&n->hearing);
 }
 
 /* ---- What neighbours pass on ------------------------------------------------------------------------------------- */
@@ -112,11 +112,10 @@ static void lose_one(tr__network_endpoint *n, tr__network_peer *peer, int error)
 
 bool tr__network_is_heard(tr__network_endpoint *n, const tr__network_peer *peer)
 {
-    pthread_mutex_lock(&n->lock);
+    TR__LOCKED(&n->lock);
     bool heard = peer->control != NULL;
     for (const tr__network_connection *c = peer->connections; c && !heard; c = c->next)
         heard = !c->ending && tr__link_heard(c->wire.socket);
-    pthread_mutex_unlock(&n->lock);
     return heard;
 }
 
@@ -141,12 +140,6 @@ static void hear_gone(tr__network_endpoint *n, const tr__network_frame *frame)
     if (gone.rank < 0 || gone.rank >= n->world_size || gone.rank == n->rank) return;
     n->relink = n->peers[gone.rank].told = true;
     tr__network_say_gone(n, &n->peers[gone.rank], gone.error);
-}
-
-static void hear_leaving(tr__network_endpoint *n, tr__network_peer *peer)
-{
-    n->relink = peer->told = peer->leaving = true;
-    tr__network_say_gone(n, peer, 0);
 }
 
 /* ---- Joining ----------------------------------------------------------------------------------------------------- */
@@ -199,24 +192,21 @@ static uint32_t sum_of(const char *cookie)
 
 void tr__network_begin_to_meet(tr__network_endpoint *n)
 {
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     note_here(n, &n->peers[n->rank], sum_of(n->cookie));
-    pthread_mutex_unlock(&n->hearing);
 }
 
 int tr__network_missing(tr__network_endpoint *n)
 {
-    pthread_mutex_lock(&n->hearing);
-    int below = missing_below(n), missing = n->all_here ? -1 : below >= 0 ? below : parent_of(n, n->rank);
-    pthread_mutex_unlock(&n->hearing);
-    return missing;
+    TR__LOCKED(&n->hearing);
+    int below = missing_below(n);
+    return n->all_here ? -1 : below >= 0 ? below : parent_of(n, n->rank);
 }
 
 void tr__network_begin(tr__network_endpoint *n)
 {
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     say_all_here(n);
-    pthread_mutex_unlock(&n->hearing);
 }
 
 bool tr__network_has_all_records(const tr__network_endpoint *n)
@@ -234,7 +224,7 @@ static bool have_all(tr__network_endpoint *n)
 {
     int ahead[2];
     bool all = true, ask[2] = {false, false};
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     find_ahead(n, ahead);
     pthread_mutex_lock(&n->lock);
     uint32_t spread = n->spread;
@@ -247,7 +237,6 @@ static bool have_all(tr__network_endpoint *n)
     pthread_mutex_unlock(&n->lock);
     for (int i = 0; i < 2; i++)
         if (ask[i]) tell_neighbour(n, ahead[i], TR__FRAME_MARK, spread);
-    pthread_mutex_unlock(&n->hearing);
     return all;
 }
 
@@ -285,9 +274,13 @@ void tr__network_hear_link(tr__network_endpoint *n, tr__network_peer *peer)
     case TR__FRAME_GONE:
         if (tr__network_relay(n, peer)) hear_gone(n, &peer->frame);
         break;
-    case TR__FRAME_LEAVING:
-        if (tr__network_relay(n, peer)) hear_leaving(n, &n->peers[head->origin]);
+    case TR__FRAME_LEAVING: {
+        tr__network_peer *origin = &n->peers[head->origin];
+        if (!tr__network_relay(n, peer)) break;
+        n->relink = origin->told = origin->leaving = true;
+        tr__network_say_gone(n, origin, 0);
         break;
+    }
     default: break;
     }
 }

@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 /* ---- For groups -------------------------------------------------------------------------------------------------- */
 
@@ -114,12 +113,8 @@ static void stop_reading(tr__network_endpoint *n, tr__network_peer *peer)
 /* Under the lock, as others may be telling that peer something. */
 static ssize_t hear_bytes(tr__network_endpoint *n, tr__network_peer *peer, char *to, size_t want)
 {
-    pthread_mutex_lock(&n->lock);
-    ssize_t got = tr__wire_receive(&peer->control->wire, &(struct iovec){to, want}, 1, false);
-    int error = errno;
-    pthread_mutex_unlock(&n->lock);
-    errno = error;
-    return got;
+    TR__LOCKED(&n->lock);
+    return tr__wire_receive(&peer->control->wire, &(struct iovec){to, want}, 1, false);
 }
 
 static bool is_sound(const tr__network_endpoint *n, const tr__frame_head *head)
@@ -181,13 +176,11 @@ static bool is_lost(tr__network_endpoint *n, const tr__network_peer *peer)
 {
     enum { MOST = 64 }; /* of a peer's connections; that of control is always asked */
     int sockets[MOST], count = 0;
-    pthread_mutex_lock(&n->lock);
+    TR__LOCKED(&n->lock);
     if (peer->control) sockets[count++] = peer->control->wire.socket;
     for (const tr__network_connection *c = peer->connections; c && count < MOST; c = c->next)
         if (!c->ending) sockets[count++] = c->wire.socket;
-    bool lost = count && tr__link_lost(sockets, count);
-    pthread_mutex_unlock(&n->lock);
-    return lost;
+    return count && tr__link_lost(sockets, count);
 }
 
 /* A peer without a control connection is lost for this rank alone: the path between the two is cut, or else those that
@@ -197,12 +190,11 @@ static void find_lost(tr__network_endpoint *n)
     for (int rank = 0; rank < n->world_size; rank++) {
         tr__network_peer *peer = &n->peers[rank];
         if (!is_lost(n, peer)) continue;
-        pthread_mutex_lock(&n->hearing);
+        TR__LOCKED(&n->hearing);
         if (peer->control)
             hang_up(n, peer, ETIMEDOUT);
         else
             tr__network_say_gone(n, peer, ETIMEDOUT);
-        pthread_mutex_unlock(&n->hearing);
     }
 }
 
@@ -211,14 +203,13 @@ static void find_lost(tr__network_endpoint *n)
 static void hear_fresh(tr__network_endpoint *n)
 {
     n->fresh = false;
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     for (int rank = 0; rank < n->world_size; rank++) {
         tr__network_peer *peer = &n->peers[rank];
         if (!peer->control || !peer->control->fresh) continue;
         peer->control->fresh = false;
         tr__network_hear(n, peer);
     }
-    pthread_mutex_unlock(&n->hearing);
 }
 
 /* Reads all that has come. */
@@ -233,18 +224,16 @@ static void hear_all(tr__network_endpoint *n)
             read_out(n, c);
             continue;
         }
-        pthread_mutex_lock(&n->hearing);
+        TR__LOCKED(&n->hearing);
         pthread_mutex_lock(&n->lock);
         if (events[i].events & EPOLLOUT) tr__network_push(n, c);
         pthread_mutex_unlock(&n->lock);
         tr__network_hear(n, c->peer);
-        pthread_mutex_unlock(&n->hearing);
     }
     if (ready < EVENTS && n->fresh) hear_fresh(n);
-    pthread_mutex_lock(&n->hearing);
+    TR__LOCKED(&n->hearing);
     bool settles = ready == 0 && atomic_exchange(&n->unsettled, false);
     for (tr__network_group *g = n->groups; settles && g; g = g->next) g->calls->heard_all(g->user);
-    pthread_mutex_unlock(&n->hearing);
 }
 
 static void *monitor(void *arg)

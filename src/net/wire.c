@@ -61,16 +61,6 @@ bool tr__wire_pending(const tr__wire *w)
     return w->tls && tr__tls_outgoing(w->tls, &bytes) > w->sent;
 }
 
-bool tr__wire_holds(const tr__wire *w)
-{
-    return w->tls ? tr__tls_holds(w->tls) : w->checked && tr__checked_holds(&w->in);
-}
-
-bool tr__wire_drained(const tr__wire *w)
-{
-    return w->in.drained && !tr__wire_holds(w);
-}
-
 /* Sends what is pending. False, and errno, when the socket does not take all of it. `more`: as much again follows at once,
  * so the kernel need not make a packet of its own of the last few bytes. */
 static bool flush(tr__wire *w, bool more)

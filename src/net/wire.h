@@ -42,10 +42,13 @@ ssize_t tr__wire_receive(tr__wire *w, const struct iovec *parts, int count, bool
 /* Something that was taken has not gone to the socket. */
 bool tr__wire_pending(const tr__wire *w);
 /* Something has come that poll() does not know of. */
-bool tr__wire_holds(const tr__wire *w);
+static inline bool tr__wire_holds(const tr__wire *w)
+{
+    return w->tls ? tr__tls_holds(w->tls) : w->checked && tr__checked_holds(&w->in);
+}
 /* Nothing that has come lies here, and the socket gave less than it was asked for when it was read last: with edges from epoll, there
  * is no need to ask again. */
-bool tr__wire_drained(const tr__wire *w);
+static inline bool tr__wire_drained(const tr__wire *w) { return w->in.drained && !tr__wire_holds(w); }
 /* Is it errno of a call that must be made again, when the socket is ready? */
 bool tr__wire_would_block(void);
 /* Waits until the socket is ready for poll()'s events, or for a time of tr__now_ns(): 0, or an errno (ETIMEDOUT). */

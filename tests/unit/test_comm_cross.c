@@ -408,9 +408,9 @@ static tr_status expect_lost(rank *r, tr__shm *t, uint64_t address, char *byte)
 {
     const tr__shm_call joining = {.timeout_ms = 50};
     *byte = 7;
-    CHECK(tr__shm_read(t, &joining, 1, address, 1, byte) == TR_PEER && *byte == 7);
+    CHECK(tr__shm_copy(t, &joining, 1, address, 1, byte, NULL) == TR_PEER && *byte == 7);
     SAYS("gave up in the middle of a call");
-    CHECK(tr__shm_write(t, &joining, 1, address, 1, byte) == TR_PEER);
+    CHECK(tr__shm_copy(t, &joining, 1, address, 1, NULL, byte) == TR_PEER);
     CHECK(tr__shm_cross(t, &joining, 1) == TR_PEER && tr__shm_cross(t, &joining, -1) == TR_PEER);
     CHECK(r->number == 0 && !atomic_load(&t->control->crossing));
     return TR_OK;
@@ -428,7 +428,7 @@ static tr_status read_what_is_gone(rank *r)
         const tr__shm_call joining = {.timeout_ms = 50};
         char got = 0;
         tr__endpoint_page *page = t->peers[1].link->page;
-        TRY(tr__shm_read(t, &joining, 1, addresses[1], 1, &got));
+        TRY(tr__shm_copy(t, &joining, 1, addresses[1], 1, &got, NULL));
         CHECK(got == 3);
         page->nonce++;
         CHECK(tr__endpoint_read(t->endpoint, 1, addresses[1], 1, &got) == ESRCH);

@@ -1,6 +1,7 @@
 /* The public interface of algorithms: the table, where it comes from, and schedules. */
 #include "comm/algo/choice.h"
 
+#include "base/memory.h"
 #include "base/object.h"
 
 #include <errno.h>
@@ -40,11 +41,9 @@ static tr_status read_table(const char *given, tr__choice_table *table)
 {
     given = find_given(given);
     if (!given || *given != '@') return tr__choice_read(table, given, NULL);
-    char *text = NULL;
-    tr_status status = read_file(given + 1, &text);
-    if (status == TR_OK) status = tr__choice_read(table, text, given + 1);
-    free(text);
-    return status;
+    TR__FREED char *text = NULL;
+    TR__TRY(read_file(given + 1, &text));
+    return tr__choice_read(table, text, given + 1);
 }
 
 static tr_status write_text(const tr__choice_table *table, char **text)

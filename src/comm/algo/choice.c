@@ -86,15 +86,6 @@ static bool read_span(const char *text, int64_t most, int64_t *from, int64_t *to
     return *text == 0 || (read_number(&text, most, to) && *text == 0 && *to >= *from);
 }
 
-/* Cuts a row into its words; one too many when there are more. */
-static int split_words(char *row, char *words[WORDS])
-{
-    int count = 0;
-    char *rest = row;
-    for (char *word; count < WORDS && (word = strtok_r(rest, " \t\r", &rest));) words[count++] = word;
-    return count;
-}
-
 /* {kind, "ranks", span, "bytes", span, algorithm} */
 static tr_status read_choice(char *const *words, int count, const char *row, tr__choice *choice)
 {
@@ -155,11 +146,12 @@ static tr_status read_network(tr__choice_table *table, char *const *words, int c
 
 static tr_status read_row(tr__choice_table *table, const char *row)
 {
-    char copy[ROW], *words[WORDS];
+    char copy[ROW], *words[WORDS], *rest = copy; /* one word too many when there are more */
+    int count = 0;
     tr__choice choice;
     if (strlen(row) == ROW - 1) return tr__fail(TR_INVALID, "'%.80s…' is too long for a row", row);
     strcpy(copy, row);
-    int count = split_words(copy, words);
+    for (char *word; count < WORDS && (word = strtok_r(rest, " \t\r", &rest));) words[count++] = word;
     if (count == 0) return TR_OK;
     if (strcmp(words[0], "network") == 0) return read_network(table, words, count, row);
     TR__TRY(read_choice(words, count, row, &choice));

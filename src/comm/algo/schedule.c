@@ -51,13 +51,6 @@ int tr__algorithm_find(const char *name)
 
 /* ---- Parts ------------------------------------------------------------------------------------------------------- */
 
-tr__range tr__split(int64_t count, int parts, int index)
-{
-    int64_t share = count / parts, longer = count % parts; /* the first `longer` parts have one more */
-    int64_t begin = share * index + (index < longer ? index : longer);
-    return (tr__range){begin, begin + share + (index < longer)};
-}
-
 static tr__range block_of(const int64_t *counts, const int64_t *offsets, int64_t count, int rank)
 {
     if (!counts) return (tr__range){count * rank, count * (rank + 1)};
@@ -123,35 +116,17 @@ static tr__walk *const walks[TR_COLLECTIVE_COUNT][TR__ALGORITHM_COUNT] = {
 };
 
 /* A rank that is alone copies. */
-static void walk_alone(const tr__schedule *s, tr__cursor *c)
-{
-    if (s->kind != TR_BARRIER && tr__run_one(c))
-        c->step = tr__copy_step((tr__part){TR__IN, tr__in_block(s, 0)}, (tr__part){TR__OUT, tr__out_block(s, 0)});
-}
-
-static tr__cursor walk(const tr__schedule *s, int64_t wanted)
+tr__cursor tr__schedule_walk(const tr__schedule *s, int64_t wanted)
 {
     tr__cursor c = {.wanted = wanted};
-    (s->world_size == 1 ? walk_alone : walks[s->kind][s->algorithm])(s, &c);
+    if (s->world_size > 1)
+        walks[s->kind][s->algorithm](s, &c);
+    else if (s->kind != TR_BARRIER && tr__run_one(&c))
+        c.step = tr__copy_step((tr__part){TR__IN, tr__in_block(s, 0)}, (tr__part){TR__OUT, tr__out_block(s, 0)});
     return c;
 }
 
 bool tr__schedule_exists(tr_collective_kind kind, tr__algorithm algorithm)
 {
     return (unsigned)kind < TR_COLLECTIVE_COUNT && (unsigned)algorithm < TR__ALGORITHM_COUNT && walks[kind][algorithm];
-}
-
-int64_t tr__schedule_steps(const tr__schedule *schedule)
-{
-    return walk(schedule, -1).next;
-}
-
-tr__step tr__schedule_step(const tr__schedule *schedule, int64_t step)
-{
-    return walk(schedule, step).step;
-}
-
-int64_t tr__schedule_scratch(const tr__schedule *schedule)
-{
-    return walk(schedule, -1).scratch;
 }

@@ -91,15 +91,6 @@ typedef struct tr__step {
     int64_t stride;
 } tr__step;
 
-/* Is there such a schedule? */
-bool tr__schedule_exists(tr_collective_kind kind, tr__algorithm algorithm);
-int64_t tr__schedule_steps(const tr__schedule *schedule);
-tr__step tr__schedule_step(const tr__schedule *schedule, int64_t step);
-/* Elements of scratch memory that the rank needs. */
-int64_t tr__schedule_scratch(const tr__schedule *schedule);
-
-/* ---- For the algorithms' files ----------------------------------------------------------------------------------- */
-
 /* A schedule is written as a walk over all its steps, in runs of steps that look alike; the cursor picks one. */
 typedef struct tr__cursor {
     int64_t wanted, next; /* the step that is looked for, and the number of the next run's first */
@@ -107,6 +98,16 @@ typedef struct tr__cursor {
     tr__step step;
 } tr__cursor;
 typedef void tr__walk(const tr__schedule *s, tr__cursor *c);
+
+/* Is there such a schedule? */
+bool tr__schedule_exists(tr_collective_kind kind, tr__algorithm algorithm);
+tr__cursor tr__schedule_walk(const tr__schedule *schedule, int64_t wanted);
+static inline int64_t tr__schedule_steps(const tr__schedule *s) { return tr__schedule_walk(s, -1).next; }
+static inline tr__step tr__schedule_step(const tr__schedule *s, int64_t step) { return tr__schedule_walk(s, step).step; }
+/* Elements of scratch memory that the rank needs. */
+static inline int64_t tr__schedule_scratch(const tr__schedule *s) { return tr__schedule_walk(s, -1).scratch; }
+
+/* ---- For the algorithms' files ----------------------------------------------------------------------------------- */
 
 /* A run of n steps comes: is the one that is looked for among them? Then says which. */
 static inline bool tr__run(tr__cursor *c, int64_t n, int64_t *index)
@@ -128,8 +129,6 @@ static inline int tr__wrap(int64_t place, int world_size)
     return (int)(rest < 0 ? rest + world_size : rest);
 }
 
-/* Part `index` of count elements in `parts` parts that differ by one element at most. */
-tr__range tr__split(int64_t count, int parts, int index);
 tr__range tr__in_block(const tr__schedule *s, int rank);
 tr__range tr__out_block(const tr__schedule *s, int rank);
 

@@ -2,17 +2,24 @@
 
 #include "base/memory.h"
 
+tr__range tr__split(int64_t count, int parts, int index)
+{
+    int64_t share = count / parts, longer = count % parts; /* the first `longer` parts have one more */
+    int64_t begin = share * index + (index < longer ? index : longer);
+    return (tr__range){begin, begin + share + (index < longer)};
+}
+
+/* A range of elements in units of so many, as far as there are elements. */
+static tr__range in_elements(tr__range units, int64_t per_unit, int64_t count)
+{
+    int64_t begin = units.begin * per_unit, end = units.end * per_unit;
+    return (tr__range){begin < count ? begin : count, end < count ? end : count};
+}
+
 tr__range tr__slice(int64_t count, size_t element_bytes, int parts, int index)
 {
     int64_t per_line = (int64_t)(TR__CACHE_LINE / element_bytes);
-    int64_t lines = (count + per_line - 1) / per_line;
-    int64_t share = lines / parts, longer = lines % parts; /* the first `longer` parts have a line more */
-    int64_t first = share * index + (index < longer ? index : longer);
-    int64_t last = first + share + (index < longer);
-    tr__range range = {first * per_line, last * per_line};
-    if (range.begin > count) range.begin = count;
-    if (range.end > count) range.end = count;
-    return range;
+    return in_elements(tr__split((count + per_line - 1) / per_line, parts, index), per_line, count);
 }
 
 int64_t tr__chunk_count(int64_t count, size_t element_bytes, size_t chunk_bytes)
@@ -23,9 +30,5 @@ int64_t tr__chunk_count(int64_t count, size_t element_bytes, size_t chunk_bytes)
 
 tr__range tr__chunk(int64_t count, size_t element_bytes, size_t chunk_bytes, int64_t index)
 {
-    int64_t per_chunk = (int64_t)(chunk_bytes / element_bytes);
-    tr__range range = {per_chunk * index, per_chunk * (index + 1)};
-    if (range.begin > count) range.begin = count;
-    if (range.end > count) range.end = count;
-    return range;
+    return in_elements((tr__range){index, index + 1}, (int64_t)(chunk_bytes / element_bytes), count);
 }

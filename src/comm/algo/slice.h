@@ -17,9 +17,10 @@ static inline int64_t tr__length(tr__range range)
     return range.end - range.begin;
 }
 
-/* The part of count elements that falls to `index` of `parts`. Parts follow each other, cover all, and differ by at
- * most one cache line; they are cut at cache lines, so that two ranks never write to one line of a buffer that
- * begins at one. */
+/* Part `index` of count elements in `parts` parts that follow each other and differ by one element at most. */
+tr__range tr__split(int64_t count, int parts, int index);
+/* The same in parts that differ by one cache line at most, and are cut at cache lines, so that two ranks never write to one line of a
+ * buffer that begins at one. */
 tr__range tr__slice(int64_t count, size_t element_bytes, int parts, int index);
 
 /* Pieces of a buffer that pass through a staging area of chunk_bytes (a multiple of the cache line), one after

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/memory.h"
 #include "comm/backend/mpi_group.h"
 
 #include <stdio.h>
@@ -57,14 +58,12 @@ static tr_status read_number(const tr__mpi_group *g, int rank, const tr__endpoin
 
 static tr_status read_numbers(const tr__mpi_group *g, const tr__endpoint_record *records, int *in_world)
 {
-    int ranks = g->base.member.world_size, *holder = malloc((size_t)g->library->size * sizeof *holder);
+    int ranks = g->base.member.world_size;
+    TR__FREED int *holder = tr__zeroed((size_t)g->library->size, sizeof *holder);
     if (!holder) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", g->base.member.group, ranks);
     for (int i = 0; i < g->library->size; i++) holder[i] = -1;
-    tr_status status = TR_OK;
-    for (int rank = 0; rank < ranks && status == TR_OK; rank++)
-        status = read_number(g, rank, &records[rank], holder, &in_world[rank]);
-    free(holder);
-    return status;
+    for (int rank = 0; rank < ranks; rank++) TR__TRY(read_number(g, rank, &records[rank], holder, &in_world[rank]));
+    return TR_OK;
 }
 
 /* Communicators of these ranks. Joins of several groups may be under way in several threads: the tag keeps them apart. */
@@ -90,22 +89,19 @@ static tr_status meet(tr__mpi_group *g)
     char address[40];
     int ranks = g->base.member.world_size;
     snprintf(address, sizeof address, "mpi:%d/%d", g->library->rank, g->library->size);
-    int *in_world = malloc((size_t)ranks * sizeof *in_world);
+    TR__FREED int *in_world = tr__zeroed((size_t)ranks, sizeof *in_world);
+    TR__FREED tr__endpoint_record *records = NULL;
     if (!in_world) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", g->base.member.group, ranks);
-    tr__endpoint_record *records = NULL;
-    tr_status status = tr__polled_meet(&g->base, address, &records);
-    if (status == TR_OK) status = read_numbers(g, records, in_world);
-    free(records);
-    if (status == TR_OK) status = make_communicators(g, in_world);
-    free(in_world);
-    return status;
+    TR__TRY(tr__polled_meet(&g->base, address, &records));
+    TR__TRY(read_numbers(g, records, in_world));
+    return make_communicators(g, in_world);
 }
 
 static tr_status join(tr__polled *p)
 {
     tr__mpi_group *g = (tr__mpi_group *)p;
     g->comm = g->beside = MPI_COMM_NULL;
-    tr__mpi_group_opened();
+    tr__mpi_count_groups(1, false);
     TR__TRY(tr__mpi_start(&g->library));
     return p->member.world_size > 1 ? meet(g) : TR_OK;
 }
@@ -125,7 +121,7 @@ static void close_group(tr__polled *p)
     free(g->transfers);
     free(g->statuses);
     free(g->done);
-    tr__mpi_group_closed(stuck || late);
+    tr__mpi_count_groups(-1, stuck || late);
 }
 
 /* ---- The backend ------------------------------------------------------------------------------------------------- */

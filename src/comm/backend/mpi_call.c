@@ -5,6 +5,7 @@
  * f32, averages of i32 in i64 and of u8 in i32) are widened piece by piece, reduced by MPI in that type, and rounded once.
  * The order in which MPI folds is its own.
  */
+#include "base/memory.h"
 #include "comm/algo/wide_type.h"
 #include "comm/backend/mpi_group.h"
 
@@ -187,17 +188,15 @@ static tr_status post_blocks(const call *k, batch *b)
 /* Every giver sends to every getter: for the _V kinds, whose places may be beyond an int, and for long blocks. */
 static tr_status move_blocks(const call *k)
 {
-    batch counted = {0}, b = {0};
+    batch counted = {0};
     TR__TRY(post_blocks(k, &counted));
     size_t room = (size_t)counted.count + 1;
-    if (room < INT_MAX) b.requests = malloc(room * (sizeof *b.requests + sizeof *b.statuses));
-    if (!b.requests) return tr__fail(TR_NO_MEMORY, "no memory for %zu MPI requests", room);
-    b.statuses = (MPI_Status *)(void *)(b.requests + room);
+    TR__FREED MPI_Request *requests = room < INT_MAX ? tr__zeroed(room, sizeof *requests + sizeof(MPI_Status)) : NULL;
+    if (!requests) return tr__fail(TR_NO_MEMORY, "no memory for %zu MPI requests", room);
+    batch b = {requests, (MPI_Status *)(void *)(requests + room), 0};
     tr__collective_keep_own(k->c, k->rank, false);
-    tr_status status = post_blocks(k, &b);
-    if (status == TR_OK) status = tr__mpi_wait(k->g, (int)b.count, b.requests, b.statuses);
-    free(b.requests);
-    return status;
+    TR__TRY(post_blocks(k, &b));
+    return tr__mpi_wait(k->g, (int)b.count, b.requests, b.statuses);
 }
 
 /* Equal blocks, as MPI has them. */

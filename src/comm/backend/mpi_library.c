@@ -5,6 +5,7 @@
 #include "comm/backend/mpi_library.h"
 
 #include "base/launcher.h"
+#include "base/thread.h"
 #include "comm/algo/reduce.h"
 #include "comm/backend/mpi.h"
 #include "comm/join/rendezvous.h"
@@ -51,14 +52,13 @@ const char *tr__mpi_name(void)
 {
     static char name[MPI_MAX_LIBRARY_VERSION_STRING];
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&lock);
+    TR__LOCKED(&lock);
     int length;
     if (!name[0] && MPI_Get_library_version(name, &length) == MPI_SUCCESS) {
         name[strcspn(name, ",\n")] = 0; /* "Open MPI v4.1.4, package: …"; "MPICH Version:\t4.0.2\n…" */
         char *tab = strchr(name, '\t');
         if (tab) *tab = ' ';
     }
-    pthread_mutex_unlock(&lock);
     return name;
 }
 
@@ -106,19 +106,11 @@ static void end(int exit_code, void *unused)
     mpi.failure = NULL;
 }
 
-void tr__mpi_group_opened(void)
+void tr__mpi_count_groups(int more, bool alone)
 {
-    pthread_mutex_lock(&mpi.lock);
-    mpi.groups++;
-    pthread_mutex_unlock(&mpi.lock);
-}
-
-void tr__mpi_group_closed(bool alone)
-{
-    pthread_mutex_lock(&mpi.lock);
-    mpi.groups--;
+    TR__LOCKED(&mpi.lock);
+    mpi.groups += more;
     mpi.alone |= alone;
-    pthread_mutex_unlock(&mpi.lock);
 }
 
 /* ---- Starting ---------------------------------------------------------------------------------------------------- */
@@ -287,16 +279,10 @@ static tr_status meet(const char *token, int timeout_ms)
 /* Once in the life of the process: a second broadcast would not find its peers. */
 static tr_status meet_once(const char *token, int timeout_ms)
 {
-    pthread_mutex_lock(&mpi.lock);
-    tr_status status = TR_OK;
-    if (!mpi.met) {
-        status = meet(token, timeout_ms);
-        if (status != TR_OK) mpi.failure = tr__error_take();
-        mpi.met = true;
-    }
-    status = tr__fail_stored(mpi.failure);
-    pthread_mutex_unlock(&mpi.lock);
-    return status;
+    TR__LOCKED(&mpi.lock);
+    if (!mpi.met && meet(token, timeout_ms) != TR_OK) mpi.failure = tr__error_take();
+    mpi.met = true;
+    return tr__fail_stored(mpi.failure);
 }
 
 tr_status tr__mpi_place(int timeout_ms, tr__place *p)

@@ -33,7 +33,6 @@ tr_status tr__mpi_fail(int error, const char *what);
 
 /* Groups that are joined, and whether one has given up what MPI goes on with, or a rank that did not come in time: MPI is
  * ended in order only when none is left and none has. A rank that ends without that is one that died, to mpirun. */
-void tr__mpi_group_opened(void);
-void tr__mpi_group_closed(bool alone);
+void tr__mpi_count_groups(int more, bool alone);
 
 #endif

@@ -2,7 +2,9 @@
  * The native backend: ranks find each other through the store and reach each other through shared memory when all are
  * on one host, over TCP when each is on a host of its own, else through both. A world of one needs neither.
  */
+#include "base/memory.h"
 #include "base/object.h"
+#include "base/thread.h"
 #include "comm/backend/backend.h"
 #include "comm/backend/hierarchy.h"
 #include "comm/p2p/p2p.h"
@@ -24,13 +26,6 @@ typedef struct native {
 static bool asked_for(const native *n, const char *transport)
 {
     return n->member.transport && strcmp(n->member.transport, transport) == 0;
-}
-
-static tr_status check_transport(const native *n)
-{
-    if (!n->member.transport || asked_for(n, "shm") || asked_for(n, "tcp")) return TR_OK;
-    return tr__fail(TR_INVALID, "group '%s': there is no transport '%s'; there are 'shm' and 'tcp'", n->member.group,
-        n->member.transport);
 }
 
 /* Ranks do not know yet where the others are, so they listen for both kinds. */
@@ -80,18 +75,26 @@ static bool on_one_host(const void *arg, int a, int b)
     return strcmp(records[a].machine, records[b].machine) == 0;
 }
 
-/* Which transports it is to be, alike on all ranks; one that is not needed goes. A rank that is alone on its host needs no
- * shared memory, but takes part in what the others do in parts. */
-static void choose_transports(native *n, const tr__hosts *hosts)
+/* Shared memory first: it points to TCP (t->tcp). */
+static void close_both(tr__shm **shm, tr__tcp **tcp)
 {
-    bool alone = tr__hosts_size(hosts, hosts->host[n->member.rank]) == 1;
-    if (n->shm && n->tcp && hosts->count == 1) {
-        tr__tcp_close(n->tcp);
-        n->tcp = NULL;
-    }
-    if (n->shm && n->tcp && alone) {
-        tr__shm_close(n->shm);
-        n->shm = NULL;
+    if (*shm) tr__shm_close(*shm);
+    if (*tcp) tr__tcp_close(*tcp);
+    *shm = NULL;
+    *tcp = NULL;
+}
+
+/* Which transports it is to be, alike on all ranks; one of two that is not needed goes. A rank that is alone on its host needs no
+ * shared memory, but takes part in what the others do in parts. */
+static void choose_transports(tr__shm **shm, tr__tcp **tcp, const tr__hosts *hosts, int rank)
+{
+    if (!*shm || !*tcp) return;
+    if (hosts->count == 1) {
+        tr__tcp_close(*tcp);
+        *tcp = NULL;
+    } else if (tr__hosts_size(hosts, hosts->host[rank]) == 1) {
+        tr__shm_close(*shm);
+        *shm = NULL;
     }
 }
 
@@ -114,7 +117,7 @@ static tr_status connect_all(native *n, tr__endpoint_record *records)
     TR__TRY(check_transports(n, records));
     TR__TRY(tr__hosts_make(&hosts, n->member.world_size, on_one_host, records));
     bool both = n->shm && n->tcp && hosts.count > 1 && hosts.most > 1;
-    choose_transports(n, &hosts);
+    choose_transports(&n->shm, &n->tcp, &hosts, n->member.rank);
     n->meeting->chained = both || n->member.world_size > TR__MESH_MOST;
     tr_status status = both     ? connect_both(n, &hosts, records)
                        : n->shm ? tr__shm_meet(n->shm, n->meeting, records)
@@ -131,10 +134,7 @@ static tr_status find_all(native *n, tr__endpoint_record *records)
         TR__TRY(tr__rendezvous_publish(n->meeting, mine));
         tr_status status = tr__rendezvous_read_all(n->meeting, records);
         if (status == TR_OK || !n->meeting->used) return status;
-        if (n->shm) tr__shm_close(n->shm);
-        if (n->tcp) tr__tcp_close(n->tcp);
-        n->shm = NULL;
-        n->tcp = NULL;
+        close_both(&n->shm, &n->tcp);
         TR__TRY(tr__rendezvous_go_on(n->meeting, mine));
     }
 }
@@ -142,7 +142,9 @@ static tr_status find_all(native *n, tr__endpoint_record *records)
 static tr_status meet(native *n, tr__endpoint_record *records)
 {
     tr__endpoint_record *mine = &records[n->member.rank];
-    TR__TRY(check_transport(n));
+    if (n->member.transport && !asked_for(n, "shm") && !asked_for(n, "tcp"))
+        return tr__fail(TR_INVALID, "group '%s': there is no transport '%s'; there are 'shm' and 'tcp'", n->member.group,
+            n->member.transport);
     tr__endpoint_record_here(&n->member, mine);
     mine->tls = n->member.encrypt;
     TR__TRY(tr__rendezvous_register(n->meeting, &n->member, mine));
@@ -151,12 +153,10 @@ static tr_status meet(native *n, tr__endpoint_record *records)
     return status == TR_OK ? TR_OK : tr__rendezvous_explain(n->meeting, records, atomic_load(&n->failure->dead), status);
 }
 
-/* Shared memory first: it points to TCP (t->tcp). */
 static void close_transports(native *n)
 {
     if (n->p2p) tr__p2p_end(n->p2p);
-    if (n->shm) tr__shm_close(n->shm);
-    if (n->tcp) tr__tcp_close(n->tcp);
+    close_both(&n->shm, &n->tcp);
     tr__hierarchy_free(n->hierarchy);
     tr__failure_free(n->failure);
 }
@@ -198,11 +198,8 @@ tr_status tr__native_prepare(tr__seat *seat, uint64_t number, tr__shm_place *blo
 
 void tr__native_drop(tr__seat *seat)
 {
-    if (seat->shm) tr__shm_close(seat->shm);
-    if (seat->tcp) tr__tcp_close(seat->tcp);
+    close_both(&seat->shm, &seat->tcp);
     tr__failure_free(seat->failure);
-    seat->shm = NULL;
-    seat->tcp = NULL;
     seat->failure = NULL;
 }
 
@@ -233,14 +230,7 @@ static tr_status choose_sides(native *n, tr__seat *seat, const tr__hosts **hosts
     tr__hosts made;
     if (!((const native *)seat->parent)->hierarchy) return TR_OK;
     TR__TRY(tr__hosts_make(&made, n->member.world_size, share_host, seat));
-    int own = made.host[n->member.rank];
-    if (made.count == 1) {
-        tr__tcp_close(seat->tcp);
-        seat->tcp = NULL;
-    } else if (seat->shm && tr__hosts_size(&made, own) == 1) {
-        tr__shm_close(seat->shm);
-        seat->shm = NULL;
-    }
+    choose_transports(&seat->shm, &seat->tcp, &made, n->member.rank);
     bool both = made.count > 1 && made.most > 1;
     tr_status status = both ? tr__hierarchy_new(&made, n->member.rank, seat->shm, seat->tcp, &n->hierarchy) : TR_OK;
     tr__hosts_free(&made);
@@ -272,16 +262,11 @@ static tr_status find_others(native *n)
 {
     if (n->member.seat) return take_seat(n, n->member.seat);
     size_t world = (size_t)n->member.world_size;
-    tr__endpoint_record *records = calloc(world, sizeof *records);
+    TR__FREED tr__endpoint_record *records = tr__zeroed(world, sizeof *records);
     n->meeting = calloc(1, sizeof *n->meeting);
-    if (!records || !n->meeting) {
-        free(records);
-        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
-    }
+    if (!records || !n->meeting) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %zu ranks", n->member.group, world);
     n->failure = tr__failure_new();
-    tr_status status = n->failure ? meet(n, records) : TR_NO_MEMORY;
-    free(records);
-    return status;
+    return n->failure ? meet(n, records) : TR_NO_MEMORY;
 }
 
 static tr_status native_join(const tr__member *member, void **state)
@@ -308,30 +293,21 @@ static tr_status native_run(void *state, const tr_collective *c, uint64_t sequen
     return TR_OK;
 }
 
-/* The engine of the group's sends and receives, made for the first of them. */
-static tr_status need_p2p(native *n, tr__p2p **p2p)
-{
-    pthread_mutex_lock(&n->lock);
-    tr_status status = n->p2p ? TR_OK : tr__p2p_new(&n->member, n->failure, n->shm, n->tcp, &n->p2p);
-    *p2p = n->p2p;
-    pthread_mutex_unlock(&n->lock);
-    return status;
-}
-
 static tr__p2p *known_p2p(native *n)
 {
-    pthread_mutex_lock(&n->lock);
-    tr__p2p *p2p = n->p2p;
-    pthread_mutex_unlock(&n->lock);
-    return p2p;
+    TR__LOCKED(&n->lock);
+    return n->p2p;
 }
 
+/* The engine of the group's sends and receives is made for the first of them. */
 static void native_start(void *state, tr_work *work, bool driven)
 {
-    tr__p2p *p2p;
-    tr_status status = need_p2p(state, &p2p);
+    native *n = state;
+    pthread_mutex_lock(&n->lock);
+    tr_status status = n->p2p ? TR_OK : tr__p2p_new(&n->member, n->failure, n->shm, n->tcp, &n->p2p);
+    pthread_mutex_unlock(&n->lock);
     if (status == TR_OK)
-        tr__p2p_start(p2p, work, driven);
+        tr__p2p_start(n->p2p, work, driven);
     else
         tr__work_finish(work, status);
 }

@@ -10,6 +10,7 @@
 #include "comm/backend/nccl_group.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "net/store/store.h"
 
 #include <stdio.h>
@@ -38,14 +39,12 @@ void tr__nccl_tell(const tr__nccl_group *g, tr_status status)
 static tr_status fail_with_peer(const tr__nccl_group *g, ncclComm_t comm)
 {
     char key[KEY];
-    void *value = NULL;
+    TR__FREED void *value = NULL;
     size_t bytes;
     tr__rendezvous_key(&g->base.meeting, reason_key, -1, key);
-    tr_status known = tr__store_get(g->base.member.store, key, 0, &value, &bytes);
-    tr_status status = tr__nccl_fail(g->l, ncclRemoteError, comm, "NCCL");
-    if (known == TR_OK) status = tr__fail(TR_PEER, "%.*s", (int)bytes, (char *)value);
-    free(value);
-    return status;
+    if (tr__store_get(g->base.member.store, key, 0, &value, &bytes) == TR_OK)
+        return tr__fail(TR_PEER, "%.*s", (int)bytes, (char *)value);
+    return tr__nccl_fail(g->l, ncclRemoteError, comm, "NCCL");
 }
 
 /* ---- Waiting ----------------------------------------------------------------------------------------------------- */
@@ -147,24 +146,16 @@ static tr_status start(tr__nccl_group *g, const tr_collective *c, ncclRedOp_t op
     const tr__nccl_library *l = g->l;
     size_t n = (size_t)c->count;
     ncclDataType_t type = type_of(c->dtype);
+    const void *in = c->in ? c->in : c->out; /* of a broadcast the others have none */
     switch (c->kind) {
-    case TR_ALL_REDUCE:
-        TR__NCCL_TRY(l, g->comm, ncclAllReduce, c->in, c->out, n, type, op, g->comm, g->handle);
-        return TR_OK;
-    case TR_REDUCE:
-        TR__NCCL_TRY(l, g->comm, ncclReduce, c->in, c->out, n, type, op, c->root, g->comm, g->handle);
-        return TR_OK;
-    case TR_BROADCAST:
-        TR__NCCL_TRY(l, g->comm, ncclBroadcast, c->in ? c->in : c->out, c->out, n, type, c->root, g->comm, g->handle);
-        return TR_OK;
-    case TR_ALL_GATHER:
-        TR__NCCL_TRY(l, g->comm, ncclAllGather, c->in, c->out, n, type, g->comm, g->handle);
-        return TR_OK;
-    case TR_REDUCE_SCATTER:
-        TR__NCCL_TRY(l, g->comm, ncclReduceScatter, c->in, c->out, n, type, op, g->comm, g->handle);
-        return TR_OK;
+    case TR_ALL_REDUCE: TR__NCCL_TRY(l, g->comm, ncclAllReduce, in, c->out, n, type, op, g->comm, g->handle); break;
+    case TR_REDUCE: TR__NCCL_TRY(l, g->comm, ncclReduce, in, c->out, n, type, op, c->root, g->comm, g->handle); break;
+    case TR_BROADCAST: TR__NCCL_TRY(l, g->comm, ncclBroadcast, in, c->out, n, type, c->root, g->comm, g->handle); break;
+    case TR_ALL_GATHER: TR__NCCL_TRY(l, g->comm, ncclAllGather, in, c->out, n, type, g->comm, g->handle); break;
+    case TR_REDUCE_SCATTER: TR__NCCL_TRY(l, g->comm, ncclReduceScatter, in, c->out, n, type, op, g->comm, g->handle); break;
     default: return move_blocks(g, c);
     }
+    return TR_OK;
 }
 
 /* ---- Buffers elsewhere ------------------------------------------------------------------------------------------- */
@@ -321,14 +312,12 @@ static tr_status share_id(tr__nccl_group *g, ncclUniqueId *id)
         TR__TRY(tr_store_set(m->store, key, why, strnlen(why, sizeof *id - 1)));
         return tr__nccl_fail(g->l, result, NULL, "ncclGetUniqueId");
     }
-    void *value;
+    TR__FREED void *value = NULL;
     size_t bytes;
     TR__TRY(tr__store_get(m->store, key, m->timeout_ms, &value, &bytes));
-    tr_status status = TR_OK;
-    if (bytes == sizeof *id) memcpy(id, value, sizeof *id);
-    else status = tr__fail(TR_PEER, "rank 0 got no id from NCCL: %.*s", (int)bytes, (char *)value);
-    free(value);
-    return status;
+    if (bytes != sizeof *id) return tr__fail(TR_PEER, "rank 0 got no id from NCCL: %.*s", (int)bytes, (char *)value);
+    memcpy(id, value, sizeof *id);
+    return TR_OK;
 }
 
 /* The GPU and the library, before the others are told that this rank is here. */
@@ -389,13 +378,11 @@ static tr_status make_comm(tr__nccl_group *g)
 static tr_status meet(tr__nccl_group *g)
 {
     char address[sizeof ((tr__endpoint_record *)0)->address];
-    tr__endpoint_record *records = NULL;
+    TR__FREED tr__endpoint_record *records = NULL;
     TR__TRY(open_gpu(g));
     describe(g, address, sizeof address);
-    tr_status status = tr__polled_meet(&g->base, address, &records);
-    if (status == TR_OK) status = check_others(g, records);
-    free(records);
-    if (status != TR_OK) return status;
+    TR__TRY(tr__polled_meet(&g->base, address, &records));
+    TR__TRY(check_others(g, records));
     TR__TRY(tr__nccl_channels_new(g));
     TR__TRY(tr__nccl_stream_new(g, &g->stream, &g->handle));
     TR__TRY(g->table->event_new(g->device.index, &g->event));

@@ -1,5 +1,7 @@
 #include "comm/backend/nccl_library.h"
 
+#include "base/thread.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -30,12 +32,11 @@ static tr_status look_up(tr__nccl_library *l)
 
 tr_status tr__nccl_open(const tr__nccl_library **library)
 {
-    pthread_mutex_lock(&nccl.lock);
-    tr_status status = nccl.open ? TR_OK : look_up(&nccl.library);
-    nccl.open = status == TR_OK;
-    pthread_mutex_unlock(&nccl.lock);
+    TR__LOCKED(&nccl.lock);
     *library = &nccl.library;
-    return status;
+    if (!nccl.open) TR__TRY(look_up(&nccl.library));
+    nccl.open = true;
+    return TR_OK;
 }
 
 tr_status tr__nccl_fail(const tr__nccl_library *l, ncclResult_t result, ncclComm_t comm, const char *what)

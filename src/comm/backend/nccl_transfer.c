@@ -7,6 +7,7 @@
  * that tag, and sees whether it fits. A message without a receive holds up those behind it on its channel.
  */
 #include "base/clock.h"
+#include "base/memory.h"
 #include "comm/backend/nccl_group.h"
 #include "net/store/store.h"
 
@@ -58,13 +59,13 @@ static tr_status send_id(const tr__nccl_group *g, tr__nccl_channel *channel)
 static tr_status receive_id(const tr__nccl_group *g, tr__nccl_channel *channel)
 {
     char key[KEY];
-    void *value = NULL;
+    TR__FREED void *value = NULL;
     size_t bytes;
     TR__TRY(tr__store_get(g->base.member.store, key_of(g, channel, key), 0, &value, &bytes));
-    bool fits = bytes == sizeof channel->id;
-    if (fits) memcpy(&channel->id, value, sizeof channel->id);
-    free(value);
-    return fits ? TR_OK : tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes, sizeof channel->id);
+    if (bytes != sizeof channel->id)
+        return tr__fail(TR_FORMAT, "nccl: the id has %zu bytes, expected %zu", bytes, sizeof channel->id);
+    memcpy(&channel->id, value, sizeof channel->id);
+    return TR_OK;
 }
 
 static tr_status make_channel(const tr__nccl_group *g, tr__nccl_channel *channel)

@@ -24,8 +24,9 @@ enum {
 /* ---- How a group breaks ------------------------------------------------------------------------------------------ */
 
 /* With this thread's latest failure, unless it is broken already. */
-static void break_group(tr__polled *p)
+void tr__polled_give_up(void *state)
 {
+    tr__polled *p = state;
     tr__error *why = tr__error_take(), *none = NULL;
     if (!atomic_compare_exchange_strong(&p->broken, &none, why)) tr__error_unref(why);
 }
@@ -50,7 +51,7 @@ static tr_status explain(tr__polled *p, const tr_collective *c, uint64_t sequenc
 {
     char text[TR__CALL_TEXT];
     tr__fail_context(status, "group '%s': %s", p->member.group, tr__collective_text(c, p->member.world_size, sequence, text));
-    if (status != TR_UNSUPPORTED) break_group(p);
+    if (status != TR_UNSUPPORTED) tr__polled_give_up(p);
     return status;
 }
 
@@ -160,15 +161,6 @@ tr_status tr__polled_run(void *state, const tr_collective *c, uint64_t sequence)
 
 /* ---- Sends and receives; all under the lock ---------------------------------------------------------------------- */
 
-static void append(tr__polled *p, tr__transfer *t)
-{
-    t->at = p->last;
-    *p->last = t;
-    p->last = &t->next;
-    p->helped += t->helped;
-    p->moved = t->began;
-}
-
 static void finish(tr__polled *p, tr__transfer *t, tr_status status)
 {
     *t->at = t->next;
@@ -229,7 +221,7 @@ static void look_at_deadlines(tr__polled *p)
 static void work_once(tr__polled *p)
 {
     if (!p->first) return;
-    if (!is_broken(p) && p->type->advance(p) != TR_OK) break_group(p);
+    if (!is_broken(p) && p->type->advance(p) != TR_OK) tr__polled_give_up(p);
     if (!is_broken(p)) look_at_deadlines(p);
     if (is_broken(p)) end_all(p);
 }
@@ -277,7 +269,11 @@ static tr_status start(tr__polled *p, tr_work *work, bool driven)
     t->helped = !driven;
     t->began = tr__now_ns();
     t->deadline = t->began + (int64_t)work->collective.timeout_ms * 1000000;
-    append(p, t);
+    t->at = p->last;
+    *p->last = t;
+    p->last = &t->next;
+    p->helped += t->helped;
+    p->moved = t->began;
     tr_status status = p->type->begin(p, t);
     if (status != TR_OK) tr__polled_end(p, t, status);
     work_once(p);
@@ -288,34 +284,25 @@ static tr_status start(tr__polled *p, tr_work *work, bool driven)
 void tr__polled_start(void *state, tr_work *work, bool driven)
 {
     tr__polled *p = state;
-    pthread_mutex_lock(&p->lock);
+    TR__LOCKED(&p->lock);
     tr_status status = start(p, work, driven);
     if (status != TR_OK) tr__work_finish(work, status);
-    pthread_mutex_unlock(&p->lock);
 }
 
 void tr__polled_drive(void *state, const tr_work *work)
 {
     tr__polled *p = state;
     for (int64_t began = tr__now_ns(); work ? !tr_work_done((tr_work *)work) : tr__polled_pending(p); rest(tr__now_ns() - began)) {
-        pthread_mutex_lock(&p->lock);
+        TR__LOCKED(&p->lock);
         work_once(p);
-        pthread_mutex_unlock(&p->lock);
     }
 }
 
 bool tr__polled_pending(void *state)
 {
     tr__polled *p = state;
-    pthread_mutex_lock(&p->lock);
-    bool pending = p->first != NULL;
-    pthread_mutex_unlock(&p->lock);
-    return pending;
-}
-
-void tr__polled_give_up(void *state)
-{
-    break_group(state);
+    TR__LOCKED(&p->lock);
+    return p->first;
 }
 
 /* ---- Joining and leaving ----------------------------------------------------------------------------------------- */
@@ -367,7 +354,7 @@ tr_status tr__polled_join(const tr__member *member, void **state)
     if (status == TR_OK) {
         *state = p;
     } else {
-        break_group(p);
+        tr__polled_give_up(p);
         close_state(p);
     }
     return status;

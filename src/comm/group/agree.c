@@ -9,6 +9,7 @@
 #include "base/crc32c.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/object.h"
 #include "comm/control.h"
 #include "comm/record/record.h"
@@ -214,29 +215,27 @@ static void write_differences(FILE *to, part *all, int world_size, bool told, bo
 /* The differences of a kind as text, to be freed; "": there are none. NULL: no memory. */
 static char *differences_text(part *all, int world_size, bool told)
 {
-    bool *seen = calloc((size_t)world_size, sizeof *seen);
-    int *ranks = calloc((size_t)world_size, sizeof *ranks);
+    TR__FREED bool *seen = tr__zeroed((size_t)world_size, sizeof *seen);
+    TR__FREED int *ranks = tr__zeroed((size_t)world_size, sizeof *ranks);
     char *text = NULL;
     size_t length;
     FILE *to = seen && ranks ? open_memstream(&text, &length) : NULL;
     if (to) write_differences(to, all, world_size, told, seen, ranks);
     if (to) fclose(to);
-    free(ranks);
-    free(seen);
     return text;
 }
 
 /* TR_PEER with the first failure of a rank, where there is one. */
 static tr_status check_failures(part *all, int world_size)
 {
-    int *ranks = calloc((size_t)world_size, sizeof *ranks), count = 0;
+    TR__FREED int *ranks = tr__zeroed((size_t)world_size, sizeof *ranks);
+    int count = 0;
     if (!ranks) return tr__fail(TR_NO_MEMORY, "no memory to compare %d ranks", world_size);
     for (int rank = 0; rank < world_size; rank++)
         if (find_fact(&all[rank], failure).name) ranks[count++] = rank;
     tr__fact first = count ? find_fact(&all[ranks[0]], failure) : (tr__fact){0};
     char list[TR__RANKS_TEXT];
     if (count) tr__ranks_text(ranks, count, count, list);
-    free(ranks);
     return count ? tr__fail(TR_PEER, "%s failed: %.*s", list, (int)first.bytes, (const char *)first.value) : TR_OK;
 }
 
@@ -244,53 +243,41 @@ static tr_status check_failures(part *all, int world_size)
 static tr_status check_differences(part *all, const tr_group *group, const char *what)
 {
     int world_size = tr_world_size(group);
-    char *told = differences_text(all, world_size, true), *refused = differences_text(all, world_size, false);
-    tr_status status = TR_OK;
-    if (!told || !refused)
-        status = tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
-    else if (*refused)
-        status = tr__fail(TR_MISMATCH, "%s: ranks differ: %s", what, refused);
+    TR__FREED char *told = differences_text(all, world_size, true);
+    TR__FREED char *refused = differences_text(all, world_size, false);
     if (told && *told && tr_rank(group) == 0) tr__log(TR_LOG_WARN, "%s: ranks differ: %s", what, told);
-    free(refused);
-    free(told);
-    return status;
+    if (!told || !refused) return tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
+    return *refused ? tr__fail(TR_MISMATCH, "%s: ranks differ: %s", what, refused) : TR_OK;
 }
 
 /* bytes: all ranks' facts, one after the other. */
 static tr_status compare(const tr_group *group, const char *what, const char *bytes, const int64_t *sizes)
 {
     int world_size = tr_world_size(group);
-    part *all = calloc((size_t)world_size, sizeof *all);
+    TR__FREED part *all = tr__zeroed((size_t)world_size, sizeof *all);
     if (!all) return tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
     for (int rank = 0; rank < world_size; bytes += sizes[rank++]) all[rank] = (part){bytes, bytes + sizes[rank], bytes};
-    tr_status status = check_failures(all, world_size);
-    if (status == TR_OK) status = check_differences(all, group, what);
-    free(all);
-    return status;
+    TR__TRY(check_failures(all, world_size));
+    return check_differences(all, group, what);
 }
 
 static tr_status exchange(tr_group *group, const char *what, const tr__facts *facts)
 {
     int world_size = tr_world_size(group);
-    void *all = NULL;
+    TR__FREED void *all = NULL;
+    TR__FREED int64_t *numbers = tr__zeroed((size_t)world_size, sizeof *numbers);
     int64_t own = (int64_t)tr__hash(TR__HASH_BEGIN, facts->bytes, facts->length);
-    int64_t *numbers = calloc((size_t)world_size, sizeof *numbers);
     if (!numbers || facts->lost) {
-        free(numbers);
         tr__fail(TR_NO_MEMORY, "%s: no memory to compare %d ranks", what, world_size);
         tr__group_give_up(group);
         return TR_NO_MEMORY;
     }
-    tr_status status = tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64);
+    TR__TRY(tr_all_gather(group, &own, numbers, 1, .dtype = TR_I64));
     bool alike = true;
-    for (int rank = 0; rank < world_size && status == TR_OK; rank++) alike = alike && numbers[rank] == own;
-    if (status == TR_OK && !alike) {
-        status = tr_all_gather_bytes(group, facts->bytes, facts->length, &all, numbers);
-        if (status == TR_OK) status = compare(group, what, all, numbers);
-    }
-    free(all);
-    free(numbers);
-    return status;
+    for (int rank = 0; rank < world_size; rank++) alike = alike && numbers[rank] == own;
+    if (alike) return TR_OK;
+    TR__TRY(tr_all_gather_bytes(group, facts->bytes, facts->length, &all, numbers));
+    return compare(group, what, all, numbers);
 }
 
 tr_status tr__agree(tr_group *group, const char *what, tr_status own, const tr__facts *facts)

@@ -3,7 +3,6 @@
 #include "comm/control.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static tr_status check_place(const char *function, bool there, const char *which)
 {
@@ -23,13 +22,6 @@ static tr_status allocate(tr_group *group, size_t bytes, char **memory)
     return TR_NO_MEMORY;
 }
 
-static tr_status gather(tr_group *group, const void *data, const int64_t *counts, char *all, const char *file, int line)
-{
-    tr_collective c = {.size = sizeof c, .kind = TR_ALL_GATHER_V, .in = data, .out = all,
-        .count = counts[tr_rank(group)], .dtype = TR_U8, .out_counts = counts, .file = file, .line = line};
-    return tr_run_collective(group, &c);
-}
-
 tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes, void **all, int64_t *sizes,
     const char *file, int line)
 {
@@ -45,7 +37,9 @@ tr_status tr_all_gather_bytes_at(tr_group *group, const void *data, size_t bytes
     char *memory;
     TR__TRY(allocate(group, total, &memory));
     /* NULL would mean that the data is in its place already. */
-    tr_status status = gather(group, data ? data : "", sizes, memory, file, line);
+    c = (tr_collective){.size = sizeof c, .kind = TR_ALL_GATHER_V, .in = data ? data : "", .out = memory,
+        .count = sizes[tr_rank(group)], .dtype = TR_U8, .out_counts = sizes, .file = file, .line = line};
+    tr_status status = tr_run_collective(group, &c);
     if (status == TR_OK)
         *all = memory;
     else

@@ -90,20 +90,12 @@ static void *work_off(void *arg)
     return NULL;
 }
 
-/* Under the lock. */
-static tr_status start_thread(tr_group *group)
-{
-    if (group->has_thread) return TR_OK;
-    int error = tr__thread_start(&group->thread, work_off, group);
-    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", group->name);
-    group->has_thread = true;
-    return TR_OK;
-}
-
 /* Under the lock: the queue takes a reference of its own. */
 static tr_status enqueue(tr_group *group, tr_work *work)
 {
-    TR__TRY(start_thread(group));
+    int error = group->has_thread ? 0 : tr__thread_start(&group->thread, work_off, group);
+    if (error) return tr__fail_errno(TR_NO_MEMORY, error, "group '%s': cannot start its thread", group->name);
+    group->has_thread = true;
     work->recorder = group->member.recorder;
     work->record = tr__recorder_post(group->member.recorder, &work->collective);
     tr__ref(work);
@@ -125,11 +117,15 @@ static tr_status check_group(const tr_group *group)
     return tr__fail_stored(tr__error_of(group));
 }
 
-/* Under the lock. */
-static tr_status check_open(const tr_group *group)
+static tr_status has_left(const tr_group *group)
 {
-    if (group->closed) return tr__fail(TR_STATE, "rank %d has left group '%s'", group->member.rank, group->name);
-    return TR_OK;
+    return tr__fail(TR_STATE, "rank %d has left group '%s'", group->member.rank, group->name);
+}
+
+static tr_status check_open(tr_group *group)
+{
+    TR__LOCKED(&group->lock);
+    return group->closed ? has_left(group) : TR_OK;
 }
 
 static tr_status read_call(const tr_group *group, const tr_collective *collective, tr_work *work)
@@ -169,12 +165,13 @@ static void start_transfer(tr_group *group, tr_work *work, bool driven)
 
 static tr_status post(tr_group *group, tr_work *work)
 {
-    pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
-    if (status == TR_OK && !is_transfer(work)) status = enqueue(group, work);
-    pthread_mutex_unlock(&group->lock);
-    if (status == TR_OK && is_transfer(work)) start_transfer(group, work, false);
-    return status;
+    if (is_transfer(work)) {
+        TR__TRY(check_open(group));
+        start_transfer(group, work, false);
+        return TR_OK;
+    }
+    TR__LOCKED(&group->lock);
+    return group->closed ? has_left(group) : enqueue(group, work);
 }
 
 tr_work *tr_post(tr_group *group, const tr_collective *collective)
@@ -223,10 +220,7 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
     TR_SCOPE;
     tr_work *work = new_work(group, collective);
     TR__TRY(tr_status_of(work));
-    pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
-    pthread_mutex_unlock(&group->lock);
-    if (status != TR_OK) return status;
+    TR__TRY(check_open(group));
     start_transfer(group, work, true);
     group->member.backend->drive(group->state, work);
     return tr_wait(work);
@@ -235,21 +229,19 @@ static tr_status transfer(tr_group *group, const tr_collective *collective)
 static tr_status run_or_wait(tr_group *group, const tr_collective *given, const tr_collective *full)
 {
     pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
-    bool idle = !group->running && !group->first;
-    if (status == TR_OK && idle) group->running = true;
+    bool closed = group->closed, idle = !group->running && !group->first;
+    if (!closed && idle) group->running = true;
     pthread_mutex_unlock(&group->lock);
-    if (status != TR_OK) return status;
+    if (closed) return has_left(group);
     if (!idle) { /* behind what was posted before */
         TR_SCOPE;
         return tr_wait(tr_post(group, given));
     }
 
-    status = stages(group, full->device) ? run_staged(group, full) : run(group, full, 0);
-    pthread_mutex_lock(&group->lock);
+    tr_status status = stages(group, full->device) ? run_staged(group, full) : run(group, full, 0);
+    TR__LOCKED(&group->lock);
     group->running = false;
     pthread_cond_broadcast(&group->changed);
-    pthread_mutex_unlock(&group->lock);
     return status;
 }
 
@@ -300,12 +292,16 @@ static void close_group(tr_group *group, const char *cancel)
 tr_status tr_leave(tr_group *group)
 {
     TR__TRY(check_group(group));
+    if (group->forks != tr__forks())
+        return tr__fail(TR_STATE, "group '%s': rank %d joined before this process was forked from it, and leaves it itself",
+            group->name, group->member.rank);
     pthread_mutex_lock(&group->lock);
-    tr_status status = check_open(group);
+    bool closed = group->closed;
     group->closed = true;
     pthread_mutex_unlock(&group->lock);
-    if (status == TR_OK) close_group(group, NULL);
-    return status;
+    if (closed) return has_left(group);
+    close_group(group, NULL);
+    return TR_OK;
 }
 
 enum { TEXTS = 5 };
@@ -314,10 +310,11 @@ enum { TEXTS = 5 };
 static void destroy(void *self)
 {
     tr_group *group = self;
+    /* What a forked child has of it is its parent's, whose threads and peers go on. */
+    if (!group->member.backend || group->forks != tr__forks()) return;
     TR__KEEP_ERROR; /* a scope that ends must not change the message of what failed in it */
     if (group->state) close_group(group, "the program dropped the group without tr_leave()");
     tr__recorder_close(group->member.recorder); /* of a join that failed */
-    if (!group->member.backend) return;
     const char **const texts[TEXTS] = TEXTS_OF(group);
     for (int i = 0; i < TEXTS; i++) free((char *)*texts[i]);
     pthread_mutex_destroy(&group->lock);
@@ -332,6 +329,7 @@ tr_status tr__group_init(tr_group *group, const char *name, const tr__member *me
     pthread_mutex_init(&group->lock, NULL);
     pthread_cond_init(&group->changed, NULL);
     snprintf(group->name, sizeof group->name, "%s", name);
+    group->forks = tr__count_forks();
     *m = *member;
     m->group = group->name;
     m->report_ms = m->report_ms ? m->report_ms : TR__GROUP_REPORT_MS;
@@ -375,9 +373,8 @@ tr_status tr__group_enter(tr_group *group, tr__member *member, tr__recorder *bes
 void tr__group_give_up(tr_group *group)
 {
     TR__KEEP_ERROR; /* of a group that is broken the backend gives that failure */
-    pthread_mutex_lock(&group->lock);
+    TR__LOCKED(&group->lock);
     if (group->state) give_up(group);
-    pthread_mutex_unlock(&group->lock);
 }
 
 void tr_abort(tr_group *group, const char *reason)
@@ -390,10 +387,8 @@ void tr_abort(tr_group *group, const char *reason)
 
 int tr__group_next_module(tr_group *group)
 {
-    pthread_mutex_lock(&group->lock);
-    int module = ++group->modules;
-    pthread_mutex_unlock(&group->lock);
-    return module;
+    TR__LOCKED(&group->lock);
+    return ++group->modules;
 }
 
 int tr__group_timeout_ms(const tr_group *group)

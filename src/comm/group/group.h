@@ -18,6 +18,7 @@ struct tr_group {
     tr__member member;            /* as what it has joined; the texts are the group's own, as these two: */
     const char *job, *flight_dir; /* of the recorder; NULL: not known */
     void *state;          /* the backend's; NULL: never joined, or left */
+    unsigned forks;       /* of the process, when it joined: a child of it has none of the group's threads */
     bool check;           /* compares the ranks' calls, as the backend cannot tell by itself that they differ */
     tr__checks *checks;   /* NULL: it does not, or there is nobody to differ */
 

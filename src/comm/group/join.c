@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/memory.h"
 #include "comm/algo/choice.h"
 #include "comm/group/environment.h"
 #include "comm/group/group.h"
@@ -31,15 +32,6 @@ static tr_status check_ranks(const tr_join_options *o, tr__place *p)
     p->rank = o->rank;
     p->world_size = o->world_size;
     return TR_OK;
-}
-
-/* Ranks that are given count, as in PyTorch, and the environment says where they meet. */
-static tr_status read_environment(const tr_join_options *o, const tr__backend *backend, int timeout_ms, tr__place *p)
-{
-    bool by_mpi = backend == &tr__mpi_backend;
-    if (!o->rank && !o->world_size) return tr__environment_place(by_mpi, timeout_ms, p);
-    TR__TRY(check_ranks(o, p));
-    return tr__environment_meeting(by_mpi, timeout_ms, p);
 }
 
 /* tcp://host:port, tcp://[::1]:port */
@@ -67,7 +59,12 @@ static tr_status find_place(const tr_join_options *o, const tr__backend *backend
     p->transport = o->transport;
     p->address = o->address ? o->address : getenv("TRIREME_ADDRESS");
     if (o->store) return check_ranks(o, p);
-    if (!o->init || strcmp(o->init, "env://") == 0) return read_environment(o, backend, timeout_ms, p);
+    if (!o->init || strcmp(o->init, "env://") == 0) {
+        bool by_mpi = backend == &tr__mpi_backend;
+        if (!o->rank && !o->world_size) return tr__environment_place(by_mpi, timeout_ms, p);
+        TR__TRY(check_ranks(o, p)); /* those that are given count, as in PyTorch, and the environment says where they meet */
+        return tr__environment_meeting(by_mpi, timeout_ms, p);
+    }
     if (strncmp(o->init, "tcp://", 6) == 0) return read_url(o, p);
     if (strncmp(o->init, "file://", 7) == 0) {
         p->path = o->init + 7;
@@ -201,16 +198,15 @@ static tr_status set_up(tr_group *group, const tr_join_options *o, tr__place *p)
         .unexpected_bytes = o->unexpected_bytes ? o->unexpected_bytes : TR__GROUP_UNEXPECTED};
     TR__TRY(choose_encryption(o, backend, &member.encrypt));
     /* A job without a name is known by where its ranks meet, if that is an address. */
-    char address[sizeof p->host + 16], *algorithms;
+    char address[sizeof p->host + 16];
+    TR__FREED char *algorithms = NULL;
     const char *job = getenv("TRIREME_JOB"), *folder = o->flight_dir ? o->flight_dir : getenv("TRIREME_FLIGHT_DIR");
     snprintf(address, sizeof address, "%s:%d", p->host, p->port);
     if (!job || !*job) job = p->host[0] ? address : NULL;
     TR__TRY(tr__algorithms_text(o->algorithms, &algorithms));
     member.algorithms = algorithms;
     group->check = !backend->signs && (o->check || tr__check_asks("1"));
-    tr_status status = tr__group_init(group, name, &member, job, folder);
-    free(algorithms);
-    return status;
+    return tr__group_init(group, name, &member, job, folder);
 }
 
 tr_group *tr_join_with(const tr_join_options *options)

@@ -55,13 +55,6 @@ static tr_status draw_word(uint64_t *word)
     return TR_OK;
 }
 
-static tr_status tell_all(making *m)
-{
-    TR__TRY(tr_all_gather(m->parent, &m->mine, m->all, sizeof m->mine / sizeof m->mine.key, .dtype = TR_I64));
-    for (int rank = 0; rank < m->parent->member.world_size; rank++) m->blocks[rank] = m->all[rank].block;
-    return TR_OK;
-}
-
 /* Alike on all ranks, as all see the same. */
 static tr_status check_all(const making *m)
 {
@@ -206,7 +199,8 @@ static tr_status agree(making *m, bool *member)
     }
     tr__error *bad = status == TR_OK ? NULL : tr__error_take();
     if (bad) m->mine = (choice){.kind = instead};
-    status = tell_all(m);
+    status = tr_all_gather(m->parent, &m->mine, m->all, sizeof m->mine / sizeof m->mine.key, .dtype = TR_I64);
+    for (int rank = 0; rank < m->parent->member.world_size; rank++) m->blocks[rank] = m->all[rank].block;
     if (status != TR_OK) tr__native_abandon(&m->seat); /* others may have heard of all */
     if (status == TR_OK) status = bad ? tr__fail_stored(bad) : check_all(m);
     tr__error_unref(bad);

@@ -1,6 +1,7 @@
 #include "comm/join/rendezvous.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "base/object.h"
 #include "comm/record/record.h"
 #include "net/network.h"
@@ -124,10 +125,9 @@ static tr_status swap(const tr__rendezvous *r, const char *key, const char *old,
 
 static tr_status mark_used(tr__rendezvous *r, int timeout_ms)
 {
-    char key[KEY], *held;
-    tr_status status = swap(r, tr__rendezvous_key(r, "used", -1, key), NULL, "", timeout_ms, &held);
-    free(held);
-    return status;
+    char key[KEY];
+    TR__FREED char *held = NULL;
+    return swap(r, tr__rendezvous_key(r, "used", -1, key), NULL, "", timeout_ms, &held);
 }
 
 tr_status tr__rendezvous_use(tr__rendezvous *r)
@@ -205,10 +205,8 @@ tr_status tr__rendezvous_register(tr__rendezvous *r, const tr__member *member, c
 static bool replace(tr__rendezvous *r, const char *key, const char *old, const char *by)
 {
     TR__KEEP_ERROR;
-    char *held;
-    tr_status status = swap(r, key, old, by, WITHDRAW_MS, &held);
-    free(held);
-    return status == TR_OK;
+    TR__FREED char *held = NULL;
+    return swap(r, key, old, by, WITHDRAW_MS, &held) == TR_OK;
 }
 
 /* The others find the same disagreement on our record that we found on theirs. */
@@ -348,13 +346,11 @@ static tr_status did_not_come(const tr__rendezvous *r, const tr__endpoint_record
 /* Puts a rank and its cookie in place of what is there. The store gets little time: who tells waits for somebody, too. */
 static tr_status put(tr__rendezvous *r, const char *key, int rank, const char *cookie)
 {
-    char text[16 + TR__COOKIE_TEXT], *held, *now = NULL;
+    char text[16 + TR__COOKIE_TEXT];
+    TR__FREED char *held = NULL, *now = NULL;
     snprintf(text, sizeof text, "%d %s", rank, cookie);
-    tr_status status = swap(r, key, NULL, text, WITHDRAW_MS, &held);
-    if (status == TR_OK && held && strcmp(held, text) != 0) status = swap(r, key, held, text, WITHDRAW_MS, &now);
-    free(held);
-    free(now);
-    return status;
+    TR__TRY(swap(r, key, NULL, text, WITHDRAW_MS, &held));
+    return held && strcmp(held, text) != 0 ? swap(r, key, held, text, WITHDRAW_MS, &now) : TR_OK;
 }
 
 static void tell(tr__rendezvous *r, const char *what, const tr__endpoint_record *record)
@@ -573,38 +569,28 @@ static tr_status find_records(tr__rendezvous *r, search *s, tr__endpoint_record 
     }
 }
 
-/* first … first + count - 1 */
-static tr_status read_ranks(tr__rendezvous *r, int first, int count, tr__endpoint_record *records)
+tr_status tr__rendezvous_read(tr__rendezvous *r, int first, int count, tr__endpoint_record *records)
 {
     size_t all = (size_t)count, asked = all < AT_ONCE ? all : AT_ONCE;
-    search s = {.count = count, .ranks = malloc(all * sizeof *s.ranks), .texts = malloc(asked * sizeof *s.texts),
-        .gone = calloc((size_t)r->member->world_size, sizeof *s.gone), .keys = calloc(asked, sizeof *s.keys),
-        .values = calloc(asked, sizeof *s.values)};
-    tr_status status = TR_OK;
-    if (!s.ranks || !s.gone || !s.texts || !s.keys || !s.values)
-        status = tr__fail(TR_NO_MEMORY, "group '%s': no memory for the endpoint records of %d ranks", r->member->group, count);
-    for (int i = 0; i < count && status == TR_OK; i++) s.ranks[i] = first + i;
-    if (status == TR_OK) status = find_records(r, &s, records);
-    free(s.ranks);
-    free(s.gone);
-    free(s.texts);
-    free(s.keys);
-    free(s.values);
-    return status;
-}
-
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records)
-{
-    return read_ranks(r, rank, 1, records);
+    TR__FREED int *ranks = tr__zeroed(all, sizeof *ranks);
+    TR__FREED bool *gone = tr__zeroed((size_t)r->member->world_size, sizeof *gone);
+    TR__FREED char(*texts)[KEY] = tr__zeroed(asked, sizeof *texts);
+    TR__FREED const char **keys = tr__zeroed(asked, sizeof *keys);
+    TR__FREED tr__store_value *values = tr__zeroed(asked, sizeof *values);
+    if (!ranks || !gone || !texts || !keys || !values)
+        return tr__fail(TR_NO_MEMORY, "group '%s': no memory for the endpoint records of %d ranks", r->member->group, count);
+    for (int i = 0; i < count; i++) ranks[i] = first + i;
+    search s = {.count = count, .ranks = ranks, .gone = gone, .texts = texts, .keys = keys, .values = values};
+    return find_records(r, &s, records);
 }
 
 /* First that of rank 0, which may serve the store, and take it along when it finds that our world is not its own. Then
  * all ranks ask for the same keys, so that the server makes one answer for them. */
 tr_status tr__rendezvous_read_all(tr__rendezvous *r, tr__endpoint_record *records)
 {
-    tr_status status = r->member->rank == 0 ? TR_OK : read_ranks(r, 0, 1, records);
+    tr_status status = r->member->rank == 0 ? TR_OK : tr__rendezvous_read(r, 0, 1, records);
     if (status != TR_OK && status != TR_TIMEOUT) return status; /* the failure names all that are missing */
-    return read_ranks(r, 0, r->member->world_size, records);
+    return tr__rendezvous_read(r, 0, r->member->world_size, records);
 }
 
 tr_status tr__rendezvous_go_on(tr__rendezvous *r, const tr__endpoint_record *mine)

@@ -79,8 +79,8 @@ tr_status tr__rendezvous_use(tr__rendezvous *r);
 /* To be called while ranks are waited for, with the first, and with -1 when all have come. From half of the time on the others are
  * told: those that began to wait earlier give up earlier than this one, and ask whom it waits for. */
 void tr__rendezvous_waits_for(tr__rendezvous *r, const tr__endpoint_record *records, int rank);
-/* The record of one rank, into its place among those of all. */
-tr_status tr__rendezvous_read(tr__rendezvous *r, int rank, tr__endpoint_record *records);
+/* The records of so many ranks, from the first on, into their places among those of all. */
+tr_status tr__rendezvous_read(tr__rendezvous *r, int first, int count, tr__endpoint_record *records);
 /* Fails when it can be seen from here that the rank died: not of one that gave up or left, and ended. */
 tr_status tr__rendezvous_check(tr__rendezvous *r, const tr__endpoint_record *records, int rank);
 /* What is left for those who are connected with all and wait for them to be: a moment more than others have, who know whom they

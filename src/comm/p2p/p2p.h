@@ -167,7 +167,10 @@ ssize_t tr__p2p_get(tr__p2p_peer *peer, void *to, size_t bytes);
 void tr__p2p_sign(const tr__p2p *p, tr__p2p_op *op);
 void tr__p2p_sign_off(const tr__p2p *p, const tr__p2p_op *op);
 /* Has the peer said goodbye? */
-bool tr__p2p_left(const tr__p2p_peer *peer);
+static inline bool tr__p2p_left(const tr__p2p_peer *peer)
+{
+    return atomic_load(peer->local ? &peer->local->left : &peer->remote->left);
+}
 /* Before a failure of our own: fails with that of a peer that has given up already. */
 tr_status tr__p2p_check_peers(const tr__p2p_peer *peer, int timeout_ms);
 /* Who keeps us waiting for the peer, which may be another rank; its name, and what it is at. */

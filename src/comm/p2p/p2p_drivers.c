@@ -55,11 +55,6 @@ void tr__p2p_sign_off(const tr__p2p *p, const tr__p2p_op *op)
         atomic_store_explicit(&control->transferred, op->signed_as, memory_order_release);
 }
 
-bool tr__p2p_left(const tr__p2p_peer *peer)
-{
-    return atomic_load(peer->local ? &peer->local->left : &peer->remote->left);
-}
-
 tr_status tr__p2p_check_peers(const tr__p2p_peer *peer, int timeout_ms)
 {
     const tr__p2p *p = peer->engine;

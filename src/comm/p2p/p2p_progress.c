@@ -9,7 +9,6 @@
 #include "base/thread.h"
 #include "comm/p2p/p2p.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -37,18 +36,13 @@ static void lock_as_reader(tr__p2p *p)
 
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
-/* The group is broken: ends all. Where its failure came from no send or receive of ours, each says what it was that failed. */
+/* The group is broken, or this thread's latest failure breaks it: ends all. Where that came from no send or receive of ours, each says
+ * what it was that failed. */
 static void end_all(tr__p2p *p, bool with_call)
 {
     (void)!tr__failure_break(p->failure); /* the peers can see it before the buffers of sends are the program's */
     tr__p2p_drop_all(p, with_call);
     tr__recorder_held(p->recorder, NULL);
-}
-
-/* This thread's latest failure is the group's. */
-static void break_all(tr__p2p *p)
-{
-    end_all(p, false);
 }
 
 /* ---- Operations that wait ----------------------------------------------------------------------------------------- */
@@ -209,7 +203,7 @@ static bool work_once(tr__p2p *p)
         return true;
     }
     if (advance(p, &moved) != TR_OK) {
-        break_all(p);
+        end_all(p, false);
         return true;
     }
     if (moved) {
@@ -225,7 +219,7 @@ static void sleep_on_mail(tr__p2p *p, bool (*done)(tr__p2p *p, const void *arg),
     tr__shm_control *control = p->shm->control;
     patience w;
     if (look_at_all(p, &w) != TR_OK) {
-        break_all(p);
+        end_all(p, false);
         return;
     }
     int stuck = w.stuck && w.on->local ? p->shm->places[w.on->rank] + 1 : 0;
@@ -279,10 +273,10 @@ void tr__p2p_drive(tr__p2p *p, const tr_work *work)
     pthread_mutex_unlock(&p->lock);
 }
 
-static bool nothing_to_help(tr__p2p *p, const void *arg)
+static bool none_left(tr__p2p *p, const void *count)
 {
-    (void)arg;
-    return p->helped == 0;
+    (void)p;
+    return *(const int *)count == 0;
 }
 
 static void *help(void *arg)
@@ -291,7 +285,7 @@ static void *help(void *arg)
     pthread_mutex_lock(&p->lock);
     while (!p->stopping) {
         if (p->helped)
-            work_until(p, nothing_to_help, NULL);
+            work_until(p, none_left, &p->helped);
         else
             pthread_cond_wait(&p->wanted, &p->lock);
     }
@@ -310,7 +304,7 @@ static int prepare(tr__p2p *p, bool idle)
         if (p->pending) end_all(p, true);
         w = (patience){.next = LOOK_MS * (int64_t)1000000};
     } else if (look_at_all(p, &w) != TR_OK) {
-        break_all(p);
+        end_all(p, false);
     }
     for (int rank = 0; rank < p->world_size; rank++) {
         tr__p2p_peer *peer = &p->peers[rank];
@@ -349,7 +343,7 @@ static void *read_connections(void *arg)
         while (read(p->tcp->wake, &wakes, sizeof wakes) > 0) continue;
         for (int rank = 0; rank < p->world_size; rank++) {
             bool open = p->peers[rank].remote && !p->peers[rank].closed;
-            if (open && serve(&p->peers[rank], &p->polled[rank]) != TR_OK) break_all(p);
+            if (open && serve(&p->peers[rank], &p->polled[rank]) != TR_OK) end_all(p, false);
         }
     }
     pthread_mutex_unlock(&p->lock);
@@ -385,7 +379,7 @@ static tr_status start(tr__p2p *p, tr_work *work, bool driven)
     tr_status status = tr__p2p_begin(peer, op);
     if (status == TR_OK && peer->remote) status = tr__p2p_write(peer, &moved);
     if (status == TR_OK && peer->closed && p->pending > before) status = tr__p2p_lost(peer, 0);
-    if (status != TR_OK) break_all(p);
+    if (status != TR_OK) end_all(p, false);
     if (peer->by_ring) work_once(p);
     if (p->helped) pthread_cond_signal(&p->wanted);
     bool soon = work->collective.timeout_ms < 10 * LOOK_MS;
@@ -450,12 +444,6 @@ tr_status tr__p2p_new(const tr__member *member, tr__failure *failure, tr__shm *s
     return TR_OK;
 }
 
-static bool nothing_pending(tr__p2p *p, const void *arg)
-{
-    (void)arg;
-    return p->pending == 0;
-}
-
 /* Has everyone whom we have sent something got hold of our ring? Ranks of one process could not after we are gone; those that
  * leave as well do not want it. */
 static bool rings_are_open(tr__p2p *p, const void *deadline)
@@ -473,7 +461,7 @@ void tr__p2p_end(tr__p2p *p)
     int64_t deadline = tr__now_ns() + OPENED_MS * (int64_t)1000000;
     lock_as_caller(p);
     if (p->shm) {
-        work_until(p, nothing_pending, NULL);
+        work_until(p, none_left, &p->pending);
         work_until(p, rings_are_open, &deadline);
     }
     p->stopping = true;

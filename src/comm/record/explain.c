@@ -161,23 +161,17 @@ static bool is_waiting(const members *m, int rank)
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-static void print_state(const members *m, const tr__record *r)
+static void print_row(const members *m, int rank)
 {
-    char since[TR__TIME_TEXT];
+    const tr__record *r = m->ranks[rank].record;
+    char name[NAME_TEXT], since[TR__TIME_TEXT], text[TR__RANKS_TEXT], held[TR__HELD_TEXT];
+    const int *waits = m->ranks[rank].waits;
+    int queued = 0, count = m->ranks[rank].wait_count;
+    fprintf(m->q->out, "    %-28s  ", name_of(m, rank, name));
     if (r->state == TR__RECORD_FAILED)
         fprintf(m->q->out, "failed %s ago: %s", tr__time_text(m->q->now - r->failed, since), r->failure);
     else
         tr__record_write_state(m->q->out, r, m->q->now);
-}
-
-static void print_row(const members *m, int rank)
-{
-    const tr__record *r = m->ranks[rank].record;
-    char name[NAME_TEXT], text[TR__RANKS_TEXT], held[TR__HELD_TEXT];
-    const int *waits = m->ranks[rank].waits;
-    int queued = 0, count = m->ranks[rank].wait_count;
-    fprintf(m->q->out, "    %-28s  ", name_of(m, rank, name));
-    print_state(m, r);
     if (count)
         fprintf(m->q->out, ", waits for %s", tr__ranks_text(waits, count, r->waits_total > count ? r->waits_total : count, text));
     if (count == 1 && r->held.rank == waits[0]) fprintf(m->q->out, "%s", tr__held_text(&r->held, held));

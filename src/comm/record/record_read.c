@@ -129,13 +129,6 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void read_calls(const mapping *m, tr__record *r)
-{
-    for (int i = 0; i < TR__RECORD_ENTRIES; i++)
-        r->call_count += read_call(&m->entries[i], &r->calls[r->call_count]);
-    qsort(r->calls, (size_t)r->call_count, sizeof *r->calls, by_id);
-}
-
 static void read_waits(const tr__record_header *h, tr__record *r)
 {
     for (int i = 0; i < TRIES; i++) {
@@ -188,7 +181,8 @@ static tr_status read_record(const mapping *m, tr__record *r)
         free(r->peers);
         return tr__fail(TR_NO_MEMORY, "no memory for the flight record of rank %d", r->rank);
     }
-    read_calls(m, r);
+    for (int i = 0; i < TR__RECORD_ENTRIES; i++) r->call_count += read_call(&m->entries[i], &r->calls[r->call_count]);
+    qsort(r->calls, (size_t)r->call_count, sizeof *r->calls, by_id);
     read_waits(m->header, r);
     for (int i = 0; i < r->world_size; i++) {
         r->peers[i].pid = GET(m->peers[i].pid);

@@ -2,12 +2,12 @@
 #define _GNU_SOURCE
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/object.h"
 #include "comm/record/record.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -190,7 +190,7 @@ static FILE *open_file(const char *folder, const tr__record_header *failed, cons
 
 static void write_files(const char *folder, const tr__record_header *failed, const tr__records *records)
 {
-    char *text_path, *trace_path;
+    TR__FREED char *text_path = NULL, *trace_path = NULL;
     int64_t now = tr__now_ns();
     FILE *text = open_file(folder, failed, ".txt", &text_path), *trace = open_file(folder, failed, ".trace.json", &trace_path);
     for (int i = 0; text && i < records->count; i++) {
@@ -206,8 +206,6 @@ static void write_files(const char *folder, const tr__record_header *failed, con
             text_path, trace_path);
     else
         tr__log(TR_LOG_WARN, "group '%s': cannot write the flight record to %s: %s", failed->group, folder, strerror(errno));
-    free(text_path);
-    free(trace_path);
 }
 
 void tr__record_dump(const char *folder, const tr__record_header *failed)

@@ -117,21 +117,18 @@ static int make_file(size_t stride, record_file **made)
 /* A record for r, all zero. Returns an errno. */
 static int take_record(record_file *f, tr__recorder *r)
 {
-    int error = 0;
-    pthread_mutex_lock(&f->lock);
+    TR__LOCKED(&f->lock);
     int number = f->first_free;
     while (number < f->count && f->all[number]->pid) number++;
-    if (number == f->count) error = grow(f, number < MOST_RECORDS ? number + 1 : MOST_RECORDS);
-    if (!error) {
-        f->first_free = number + 1;
-        r->number = number;
-        r->header = f->all[number];
-        r->header->pid = getpid();
-        r->entries = (tr__record_entry *)(r->header + 1);
-        r->peers = (tr__record_peer *)((char *)r->header + PEERS_AT);
-    }
-    pthread_mutex_unlock(&f->lock);
-    return error;
+    int error = number == f->count ? grow(f, number < MOST_RECORDS ? number + 1 : MOST_RECORDS) : 0;
+    if (error) return error;
+    f->first_free = number + 1;
+    r->number = number;
+    r->header = f->all[number];
+    r->header->pid = getpid();
+    r->entries = (tr__record_entry *)(r->header + 1);
+    r->peers = (tr__record_peer *)((char *)r->header + PEERS_AT);
+    return 0;
 }
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "comm/transport/failure.h"
 
+#include "base/thread.h"
 #include "comm/record/record.h"
 
 #include <stdio.h>
@@ -32,24 +33,22 @@ void tr__failure_free(tr__failure *f)
 
 void tr__failure_listen(tr__failure *f, tr__failure_listener *listener)
 {
-    pthread_mutex_lock(&f->telling);
+    TR__LOCKED(&f->telling);
     tr__failure_listener **end = &f->listeners;
     while (*end) end = &(*end)->next;
     *end = listener;
     if (tr__failure_there(f)) listener->broken(listener->user, true);
-    pthread_mutex_unlock(&f->telling);
 }
 
 void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener)
 {
-    pthread_mutex_lock(&f->telling);
+    TR__LOCKED(&f->telling);
     tr__failure_listener **at = &f->listeners;
     while (*at && *at != listener) at = &(*at)->next;
     if (*at) *at = listener->next;
-    pthread_mutex_unlock(&f->telling);
 }
 
-static tr_status break_group(tr__failure *f, bool own, const tr__failure_listener *known)
+tr_status tr__failure_break_by(tr__failure *f, bool own, const tr__failure_listener *known)
 {
     pthread_mutex_lock(&f->telling);
     if (!tr__failure_there(f)) {
@@ -64,27 +63,10 @@ static tr_status break_group(tr__failure *f, bool own, const tr__failure_listene
     return tr__failure_tell(f);
 }
 
-tr_status tr__failure_break(tr__failure *f)
-{
-    return break_group(f, false, NULL);
-}
-
-tr_status tr__failure_give_up(tr__failure *f)
-{
-    return break_group(f, true, NULL);
-}
-
-tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *listener)
-{
-    return break_group(f, false, listener);
-}
-
 tr_status tr__failure_tell(tr__failure *f)
 {
-    pthread_mutex_lock(&f->lock);
-    tr_status status = tr__fail_stored(f->error);
-    pthread_mutex_unlock(&f->lock);
-    return status;
+    TR__LOCKED(&f->lock);
+    return tr__fail_stored(f->error);
 }
 
 void tr__failure_note_death(tr__failure *f, int rank)

@@ -35,12 +35,11 @@ void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener);
 
 /* Breaks the group with this thread's latest failure, if it is the first. Returns the group's failure, as this thread's, when all
  * listeners have heard of it, in the order of their coming, whichever thread was first: whoever is told of a failure may leave, and
- * its peers must not take that for the reason. */
-tr_status tr__failure_break(tr__failure *f);
-/* The same where this rank has failed by itself: the peers learn that they lose it, and why. */
-tr_status tr__failure_give_up(tr__failure *f);
-/* The same for a failure that a listener's peers have announced, or see by themselves: it need not tell them. */
-tr_status tr__failure_break_quietly(tr__failure *f, const tr__failure_listener *listener);
+ * its peers must not take that for the reason. own: this rank has failed by itself, so the peers learn that they lose it, and why.
+ * known: a listener whose peers have announced the failure, or see it by themselves, so that it need not tell them. */
+tr_status tr__failure_break_by(tr__failure *f, bool own, const tr__failure_listener *known);
+static inline tr_status tr__failure_break(tr__failure *f) { return tr__failure_break_by(f, false, NULL); }
+static inline tr_status tr__failure_give_up(tr__failure *f) { return tr__failure_break_by(f, true, NULL); }
 /* What was kept, as this thread's latest; TR_OK: nothing. */
 tr_status tr__failure_tell(tr__failure *f);
 /* What was kept, as the other ranks are to learn it, as this thread's latest: what is common to all as it is, but this

@@ -52,9 +52,8 @@ tr_status tr__shm_check_peers(tr__shm *t, int timeout_ms)
 tr_status tr__shm_await_reason(tr__shm *t, int timeout_ms)
 {
     int64_t deadline = tr__now_ns() + (int64_t)timeout_ms * 1000000;
-    pthread_mutex_lock(&t->endpoint->lock);
+    TR__LOCKED(&t->endpoint->lock);
     while (!tr__failure_there(t->failure) && tr__condition_wait(&t->endpoint->changed, &t->endpoint->lock, deadline)) continue;
-    pthread_mutex_unlock(&t->endpoint->lock);
     return tr__failure_tell(t->failure);
 }
 
@@ -229,10 +228,9 @@ static tr_status find_controls(tr__shm *t, const tr__seat *seat, int timeout_ms)
         tr__shm_control *control;
         if (place == t->rank) continue;
         TR__TRY(tr__shm_find_control(t, &joining, place, seat->blocks[seat->ranks[t->peers[place].rank]], &control));
-        pthread_mutex_lock(&t->endpoint->hearing); /* the monitor looks at it when the peer dies */
+        TR__LOCKED(&t->endpoint->hearing); /* the monitor looks at it when the peer dies */
         t->peers[place].control = control;
         if (atomic_load(&t->peers[place].inbound)) tr__shm_mail(control);
-        pthread_mutex_unlock(&t->endpoint->hearing);
     }
     return TR_OK;
 }

@@ -371,8 +371,11 @@ tr_status tr__shm_run(tr__shm *t, const tr_collective *collective, uint64_t sequ
  * is longer than the first. Who sees a part fail breaks the group. */
 tr_status tr__shm_run_part(tr__shm *t, const tr_collective *part, const tr__shm_whole *whole, uint64_t sequence);
 /* All parts of a call are done; none will be done any more. */
-void tr__shm_finish(tr__shm *t, uint64_t sequence);
-void tr__shm_fail(tr__shm *t, const tr__shm_whole *whole);
+static inline void tr__shm_finish(tr__shm *t, uint64_t sequence)
+{
+    atomic_store_explicit(&t->control->finished, sequence, memory_order_release);
+}
+static inline void tr__shm_fail(tr__shm *t, const tr__shm_whole *whole) { atomic_store(&t->control->failed, whole->sequence); }
 
 /* Does this rank have data that others read? */
 bool tr__shm_publishes(const tr_collective *c, int rank);
@@ -384,10 +387,12 @@ char *tr__shm_inline(const tr__shm *t, const tr__shm_call *call, int rank);
 /* Between these two a rank reads and writes peers' buffers where they lie, mapped or private: a peer whose call fails meanwhile does
  * not return until then. Refused when `rank`'s call has failed (-1: any rank's). Not to be held while waiting for others. */
 tr_status tr__shm_cross(tr__shm *t, const tr__shm_call *call, int rank);
-void tr__shm_cross_end(tr__shm *t);
-/* Copies a rank's private memory, or writes to it, while crossing; ends that when it fails. */
-tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to);
-tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from);
+static inline void tr__shm_cross_end(tr__shm *t)
+{
+    atomic_store_explicit(&t->control->crossing, 0, memory_order_release);
+}
+/* Copies a rank's private memory to memory of ours, or (NULL) writes to it from there, while crossing; ends that when it fails. */
+tr_status tr__shm_copy(tr__shm *t, const tr__shm_call *call, int rank, uint64_t address, size_t bytes, char *to, const char *from);
 /* A rank has died, or given the group up: fails with the reason, which is known or on its way. */
 tr_status tr__shm_lost(tr__shm *t, const tr__shm_peer *peer, int timeout_ms);
 /* After a call that crossed: did no peer give it up before we were done with its buffers? */

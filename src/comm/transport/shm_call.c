@@ -281,16 +281,6 @@ static tr_status run(tr__shm *t, tr__shm_call *call)
     return status;
 }
 
-void tr__shm_finish(tr__shm *t, uint64_t sequence)
-{
-    atomic_store_explicit(&t->control->finished, sequence, memory_order_release);
-}
-
-void tr__shm_fail(tr__shm *t, const tr__shm_whole *whole)
-{
-    atomic_store(&t->control->failed, whole->sequence);
-}
-
 static tr__shm_call call_of(const tr__shm *t, const tr_collective *c, const tr__shm_whole *whole, uint64_t sequence)
 {
     return (tr__shm_call){.c = c, .whole = whole, .kind = tr__kind_of(c->kind), .sequence = sequence,

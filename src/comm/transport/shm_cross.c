@@ -89,11 +89,6 @@ tr_status tr__shm_cross(tr__shm *t, const tr__shm_call *call, int rank)
     return TR_OK;
 }
 
-void tr__shm_cross_end(tr__shm *t)
-{
-    atomic_store_explicit(&t->control->crossing, 0, memory_order_release);
-}
-
 tr_status tr__shm_cross_check(tr__shm *t, const tr__shm_call *call)
 {
     atomic_thread_fence(memory_order_acquire); /* after what has been read of the buffers */
@@ -124,7 +119,7 @@ static tr_status fault(tr__shm *t, int rank, uint64_t address, size_t bytes, con
 }
 
 /* One call of the kernel for each piece, so that a peer that withdraws does not wait for long. */
-static tr_status copy(tr__shm *t, const tr__shm_call *call, int rank, uint64_t address, size_t bytes, char *to, const char *from)
+tr_status tr__shm_copy(tr__shm *t, const tr__shm_call *call, int rank, uint64_t address, size_t bytes, char *to, const char *from)
 {
     tr__shm_peer *peer = &t->peers[rank];
     int place = t->attachment->members[rank];
@@ -140,16 +135,6 @@ static tr_status copy(tr__shm *t, const tr__shm_call *call, int rank, uint64_t a
                               : fault(t, rank, address + at, piece, to ? "read" : "written", error);
     }
     return TR_OK;
-}
-
-tr_status tr__shm_read(tr__shm *t, const tr__shm_call *call, int rank, uint64_t from, size_t bytes, void *to)
-{
-    return copy(t, call, rank, from, bytes, to, NULL);
-}
-
-tr_status tr__shm_write(tr__shm *t, const tr__shm_call *call, int rank, uint64_t to, size_t bytes, const void *from)
-{
-    return copy(t, call, rank, to, bytes, NULL, from);
 }
 
 /* ---- Failing ------------------------------------------------------------------------------------------------------ */

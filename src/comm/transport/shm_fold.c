@@ -104,7 +104,7 @@ static tr_status fold_piece(tr__shm *t, tr__shm_call *call, size_t begin, size_t
         int rank = (t->rank + i) % t->world_size;
         tr__shm_view in = beyond(t->views[rank].in, begin), out = t->views[rank].out;
         char *scratch = in.memory ? NULL : t->scratch + (size_t)rank * piece;
-        if (scratch) TR__TRY(tr__shm_read(t, call, rank, in.address, bytes, scratch));
+        if (scratch) TR__TRY(tr__shm_copy(t, call, rank, in.address, bytes, scratch, NULL));
         t->in[rank] = scratch ? scratch : in.memory;
         if (out.memory) t->out[outs++] = out.memory + begin;
     }
@@ -113,7 +113,7 @@ static tr_status fold_piece(tr__shm *t, tr__shm_call *call, size_t begin, size_t
     for (int i = 1; i < t->world_size; i++) {
         int rank = (t->rank + i) % t->world_size;
         tr__shm_view out = t->views[rank].out;
-        if (!out.memory && out.address) TR__TRY(tr__shm_write(t, call, rank, out.address + begin, bytes, t->out[0]));
+        if (!out.memory && out.address) TR__TRY(tr__shm_copy(t, call, rank, out.address + begin, bytes, NULL, t->out[0]));
     }
     tr__shm_cross_end(t);
     return TR_OK;

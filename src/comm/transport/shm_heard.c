@@ -21,7 +21,7 @@ static void died(tr__shm *t, tr__shm_peer *peer)
     else
         tr__fail(TR_PEER, "rank %d (pid %ld) %s %s %s", peer->rank, peer->pid, end, finished ? "after" : "during",
             tr__signature_text(&s, text));
-    tr__failure_break_quietly(t->failure, &t->on_failure); /* the others see it themselves */
+    tr__failure_break_by(t->failure, false, &t->on_failure); /* the others see it themselves */
 }
 
 static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message *message)
@@ -30,7 +30,7 @@ static void gave_up(tr__shm *t, const tr__shm_peer *peer, const tr__shm_message 
         tr__fail(tr__failure_is_common(message->status) ? message->status : TR_PEER, "%s", message->text);
     else
         tr__fail(TR_PEER, "rank %d (pid %ld) gave up group '%s' and does not say why", peer->rank, peer->pid, t->group);
-    tr__failure_break_quietly(t->failure, &t->on_failure);
+    tr__failure_break_by(t->failure, false, &t->on_failure);
 }
 
 static void say_gone(tr__shm *t, const tr__shm_peer *peer)

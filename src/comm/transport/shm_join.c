@@ -182,7 +182,7 @@ static tr_status call_rank(joining *j, int rank)
                 j->t->peers[rank].rank);
         TR__TRY(check_alive(j, rank));
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, j->records));
+        TR__TRY(tr__rendezvous_read(j->meeting, j->t->peers[rank].rank, 1, j->records));
     }
 }
 
@@ -243,7 +243,7 @@ static tr_status hear_incoming(joining *j, int index)
     TR__TRY(greet(j, hello.rank, socket, pid, &hello, fd));
     /* One with another address has published a new record since we read the old one. */
     if (strcmp(record_of(j, hello.rank)->address, hello.text) != 0)
-        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, j->records));
+        TR__TRY(tr__rendezvous_read(j->meeting, t->peers[hello.rank].rank, 1, j->records));
     return greet_first(j, hello.rank, socket);
 }
 
@@ -294,14 +294,11 @@ static tr_status meet_all(joining *j)
 tr_status tr__shm_connect(tr__shm *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
     size_t world = (size_t)t->world_size;
-    joining j = {.t = t, .meeting = meeting, .records = records, .missing = t->world_size - 1};
-    j.incoming = calloc(world, sizeof *j.incoming);
-    j.fds = calloc(1 + 2 * world, sizeof *j.fds);
-    tr_status status =
-        j.incoming && j.fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
+    TR__FREED int *incoming = tr__zeroed(world, sizeof *incoming);
+    TR__FREED struct pollfd *fds = tr__zeroed(1 + 2 * world, sizeof *fds);
+    joining j = {.t = t, .meeting = meeting, .records = records, .missing = t->world_size - 1, .incoming = incoming, .fds = fds};
+    tr_status status = incoming && fds ? meet_all(&j) : tr__fail(TR_NO_MEMORY, "no memory to join %zu ranks", world);
     for (int i = 0; i < j.incoming_count; i++) close(j.incoming[i]);
-    free(j.incoming);
-    free(j.fds);
     close(t->listener.socket);
     t->listener.socket = -1;
     return status;

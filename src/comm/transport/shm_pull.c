@@ -125,14 +125,6 @@ static tr_status pull_staged(tr__shm *t, tr__shm_call *call, int64_t chunks)
 
 /* ---- Inline and in place ----------------------------------------------------------------------------------------- */
 
-static void copy(const tr__shm_call *call, char *to, const char *from, size_t bytes)
-{
-    if (call->streams)
-        tr__copy_past_caches(to, from, bytes);
-    else
-        memcpy(to, from, bytes);
-}
-
 /* Do the buffers of all ranks together exceed the cache that they share? Of the _V kinds each rank judges by its own. */
 static bool exceeds_cache(const tr__shm *t, const tr__shm_call *call)
 {
@@ -163,15 +155,15 @@ static tr_status pull_block(tr__shm *t, tr__shm_call *call, int from)
         TR__TRY(tr__shm_cross(t, call, from));
         call->crossed = true;
         if (view.memory)
-            copy(call, out, view.memory, bytes);
+            tr__copy(out, view.memory, bytes, call->streams);
         else
-            TR__TRY(tr__shm_read(t, call, from, view.address, bytes, out));
+            TR__TRY(tr__shm_copy(t, call, from, view.address, bytes, out, NULL));
         tr__shm_cross_end(t);
     } else {
         if (bytes > TR__SHM_INLINE || begin > TR__SHM_INLINE - bytes)
             return tr__fail(TR_FORMAT, "rank %d (pid %ld) shows a block beyond its slot", t->peers[from].rank,
                 t->peers[from].pid);
-        copy(call, out, tr__shm_inline(t, call, from) + begin, bytes);
+        tr__copy(out, tr__shm_inline(t, call, from) + begin, bytes, call->streams);
     }
     return TR_OK;
 }

@@ -6,9 +6,7 @@
 #include "base/thread.h"
 #include "comm/transport/shm.h"
 
-#include <errno.h>
 #include <string.h>
-#include <time.h>
 
 /* ---- Our own ----------------------------------------------------------------------------------------------------- */
 
@@ -51,29 +49,24 @@ tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_pl
 static tr_status look_up(tr__shm *t, int64_t *began, int timeout_ms, tr__shm_peer *peer, uint64_t id,
     tr__shm_mapping *mapping)
 {
-    tr_status status = TR_OK;
     tr__endpoint *e = t->endpoint;
     uint64_t since = tr__attachment_since(t->attachment);
-    const tr__shm_mapping *found;
-    pthread_mutex_lock(&e->lock);
-    while (!(found = tr__endpoint_mapping(peer->link, id, since)) && !tr__failure_there(t->failure) && !atomic_load(&peer->left)) {
+    TR__LOCKED(&e->lock);
+    for (bool in_time = true;; in_time = tr__condition_wait(&e->changed, &e->lock, *began + (int64_t)timeout_ms * 1000000)) {
+        const tr__shm_mapping *found = tr__endpoint_mapping(peer->link, id, since);
+        if (found) {
+            *mapping = *found;
+            return TR_OK;
+        }
+        if (tr__failure_there(t->failure)) return tr__failure_tell(t->failure);
+        if (atomic_load(&peer->left))
+            return tr__fail(TR_PEER, "rank %d (pid %ld) left in the middle of a call", peer->rank, peer->pid);
+        if (!in_time)
+            return tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
+                timeout_ms / 1000.0);
         atomic_store(&t->control->stuck.buffer, (int)(peer - t->peers) + 1);
         if (!*began) *began = tr__now_ns();
-        if (tr__condition_wait(&e->changed, &e->lock, *began + (int64_t)timeout_ms * 1000000)) continue;
-        status = tr__fail(TR_TIMEOUT, "rank %d (pid %ld) did not show its buffer within %g s", peer->rank, peer->pid,
-            timeout_ms / 1000.0);
-        break;
     }
-    if (found) {
-        *mapping = *found;
-        status = TR_OK;
-    } else if (status == TR_OK) {
-        status = tr__failure_there(t->failure)
-                     ? tr__failure_tell(t->failure)
-                     : tr__fail(TR_PEER, "rank %d (pid %ld) left in the middle of a call", peer->rank, peer->pid);
-    }
-    pthread_mutex_unlock(&e->lock);
-    return status;
 }
 
 static tr_status place_in(const tr__shm_peer *peer, const tr__shm_mapping *mapping, tr__shm_place place, size_t bytes,

@@ -5,10 +5,10 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/transport/shm.h"
 #include "comm/transport/tcp.h"
 
-#include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -189,13 +189,11 @@ static bool describe_wait(const tr__shm *t, int rank, int self, char *text, size
 static void describe_elsewhere(const tr__shm *t, int rank, char *text, size_t bytes)
 {
     tr__endpoint *e = t->endpoint;
-    bool found = false;
-    pthread_mutex_lock(&e->hearing); /* groups come and go */
-    for (const tr__attachment *a = e->attachments; a && !found; a = a->next) {
+    TR__LOCKED(&e->hearing); /* groups come and go */
+    for (const tr__attachment *a = e->attachments; a; a = a->next) {
         int place = a->calls && a != t->attachment ? a->places[t->attachment->members[rank]] : -1;
-        if (place >= 0) found = describe_wait(a->user, place, e->rank, text, bytes);
+        if (place >= 0 && describe_wait(a->user, place, e->rank, text, bytes)) return;
     }
-    pthread_mutex_unlock(&e->hearing);
 }
 
 /* Of those that are late, the ones that wait for nobody else. */
@@ -333,7 +331,9 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
 {
     int64_t broken_since = 0, yields_end = tr__now_ns() + YIELDS_NS;
     for (int turn = 0;; turn++) {
-        bool broken = tr__failure_there(t->failure); /* read first: what had come by then counts */
+        /* Both are read first: what had come by then counts, and if the time was up then, somebody is still late after it. */
+        bool broken = tr__failure_there(t->failure);
+        int64_t now = tr__now_ns();
         survey s = look(t, word, value, only);
         if (s.late < 0) {
             tr__recorder_waits_for(t->recorder, NULL, 0);
@@ -343,7 +343,6 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         }
         if (broken && !may_still_come(t, call, s.late, &broken_since)) return tr__failure_tell(t->failure);
         if (s.left >= 0) return gone(t, call, s.left);
-        int64_t now = tr__now_ns();
         if (turn < YIELDS && now < yields_end) {
             sched_yield();
             continue;
@@ -351,7 +350,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
         if (!call->began) call->began = now;
         int64_t rest = call->began + (int64_t)call->timeout_ms * 1000000 - now;
         /* Other hosts may wait for us, and who is late here for another host. */
-        if (t->tcp) TR__TRY(tr__tcp_local_wait(t->tcp, t->peers[s.late].rank, call->began, call->timeout_ms));
+        if (t->tcp) TR__TRY(tr__tcp_local_wait(t->tcp, t->peers[s.late].rank, call->began, now, call->timeout_ms));
         if (call->meeting) tr__rendezvous_waits_for(call->meeting, call->records, t->peers[s.late].rank);
         if (rest <= 0) return timed_out(t, call, word, value, only);
         if (!call->reported && now - call->began > (int64_t)t->report_ms * 1000000) report(t, call, word, value, only);

@@ -64,19 +64,19 @@ tr__wire *tr__tcp_need_wire(tr__tcp *t, int rank, tr__channel channel, bool *nev
 tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int timeout_ms, tr__wire **wire)
 {
     enum { LOOK_NS = 5000000 };
-    int64_t now = tr__now_ns(), deadline = now + (int64_t)timeout_ms * 1000000;
-    bool never = false;
-    for (; now < deadline && !never && !tr__failure_there(t->failure); now = tr__now_ns()) {
+    int64_t deadline = tr__in_ms(timeout_ms);
+    bool never = false, late = false;
+    while (!never && !late && !tr__failure_there(t->failure)) {
+        int64_t now = tr__now_ns();
+        late = now >= deadline; /* read first: who has come by then is seen */
         bool left = atomic_load(&t->peers[rank].left);
         *wire = tr__tcp_need_wire(t, rank, channel, &never);
         if (*wire) return TR_OK;
         /* What becomes of the connection of a rank that has left may be told just before we sleep. */
         int64_t until = left && deadline - now > LOOK_NS ? now + LOOK_NS : deadline;
-        pthread_mutex_lock(&t->lock);
+        TR__LOCKED(&t->lock);
         bool news = tr__tcp_wire(t, rank, channel) || atomic_load(&t->peers[rank].left) != left || tr__failure_there(t->failure);
-        if (!never && !news)
-            tr__condition_wait(&t->changed, &t->lock, until);
-        pthread_mutex_unlock(&t->lock);
+        if (!never && !late && !news) tr__condition_wait(&t->changed, &t->lock, until);
     }
     char name[TR__TCP_NAME];
     if (tr__failure_there(t->failure)) return tr__failure_tell(t->failure);
@@ -87,9 +87,8 @@ tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int time
 tr_status tr__tcp_need_event(tr__tcp *t, int *event)
 {
     if (*event >= 0) return TR_OK;
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     *event = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* what happened until now may not have been seen */
-    pthread_mutex_unlock(&t->lock);
     return *event >= 0 ? TR_OK : tr__fail_errno(TR_IO, errno, "group '%s': no eventfd", t->group);
 }
 
@@ -102,18 +101,16 @@ static void set_event(int event)
 
 void tr__tcp_wake(tr__tcp *t)
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     set_event(t->kick);
     set_event(t->wake);
     pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->lock);
 }
 
 void tr__tcp_wake_reader(tr__tcp *t)
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     set_event(t->wake);
-    pthread_mutex_unlock(&t->lock);
 }
 
 /* ---- Making ------------------------------------------------------------------------------------------------------ */
@@ -251,10 +248,9 @@ tr_status tr__tcp_meet(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record 
     if (status != TR_OK) status = tr__failure_break(t->failure);
     if (status == TR_OK && !tr__network_has_all_records(t->network)) status = tr__tcp_renew(t, meeting, records);
     tr__tcp_exit(t);
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     t->has_last = false;
     for (int rank = 0; rank < t->world_size; rank++) t->peers[rank].called = false;
-    pthread_mutex_unlock(&t->lock);
     return status;
 }
 
@@ -302,18 +298,15 @@ void tr__tcp_enter_all(tr__tcp *t, const tr__tcp *parent)
 /* ---- Ending ------------------------------------------------------------------------------------------------------ */
 
 /* Those of a group that is broken have been told so. */
-static void leave_place(tr__tcp *t)
-{
-    bool sound = !tr__failure_there(t->failure);
-    tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
-    if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
-    tr__failure_ignore(t->failure, &t->on_failure); /* after the goodbye: of a failure until here the peers have been told */
-    tr__network_detach(t->place, sound);
-}
-
 void tr__tcp_close(tr__tcp *t)
 {
-    if (t->place) leave_place(t);
+    if (t->place) {
+        bool sound = !tr__failure_there(t->failure);
+        tr__tcp_frame goodbye = tr__tcp_frame_of(t->has_last ? &t->last : NULL, TR__TCP_GOODBYE, 0);
+        if (sound) tr__tcp_tell_all(t, &goodbye, NULL);
+        tr__failure_ignore(t->failure, &t->on_failure); /* after the goodbye: of a failure until here the peers have been told */
+        tr__network_detach(t->place, sound);
+    }
     if (t->kick >= 0) close(t->kick);
     if (t->wake >= 0) close(t->wake);
     free(t->peers);

@@ -88,6 +88,7 @@ typedef struct tr__tcp_patience {
     int64_t since; /* 0: it has made some */
     int announced; /* how often the peers have been told what we wait for */
     bool reported;
+    bool expired;  /* its time was up, and it has looked once more: what has come while this thread did not run counts */
 } tr__tcp_patience;
 
 /* A peer's call that differs from ours. */
@@ -210,11 +211,11 @@ int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[T
 /* Fails: `call` (NULL: joining) has waited for a rank, or for whom that rank waits for. */
 tr_status tr__tcp_timed_out(tr__tcp *t, const tr__signature *call, int rank, int timeout_ms);
 /* Sleeps until a connection is ready or the group is broken; `count` entries of t->polled are set, with the peers' ranks
- * in `ranks`. Fails at the timeout. */
+ * in `ranks`. Fails after the timeout, when the caller has looked once more. */
 tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *patience, int timeout_ms, const int *ranks, int count);
-/* For a rank that has waited in shared memory since a time by tr__now_ns() for another of its host: tells the peers of other hosts,
- * which may wait for this one. At the timeout it fails if that rank itself waits for another. */
-tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int timeout_ms);
+/* For a rank that has waited in shared memory since a time by tr__now_ns() until now for another of its host: tells the peers of
+ * other hosts, which may wait for this one. At the timeout it fails if that rank itself waits for another. */
+tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int64_t now, int timeout_ms);
 
 /* ---- tcp_run.c --------------------------------------------------------------------------------------------------- */
 

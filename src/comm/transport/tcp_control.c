@@ -63,21 +63,19 @@ static void note_call(tr__tcp_peer *peer, const tr__signature *call)
 
 void tr__tcp_heard(tr__tcp *t, tr__tcp_peer *peer, const tr__signature *call)
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     note_call(peer, call);
-    pthread_mutex_unlock(&t->lock);
 }
 
 /* "during all_reduce #3 (…)", "after all_reduce #3 (…)": where this rank is. */
 static void write_moment(tr__tcp *t, char *text, size_t size)
 {
     char call[TR__CALL_TEXT];
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     if (t->has_last)
         snprintf(text, size, "%s %s", t->running ? "during" : "after", tr__signature_text(&t->last, call));
     else
         snprintf(text, size, "before the first collective");
-    pthread_mutex_unlock(&t->lock);
 }
 
 /* Under the endpoint's `hearing`. A program that is in no call learns of the failure at its next call; the log tells it now. While

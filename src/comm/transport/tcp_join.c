@@ -4,6 +4,8 @@
  * (net/network_connect.c). Meanwhile it checks that those it waits for are alive and still where their records say.
  */
 #include "base/clock.h"
+#include "base/memory.h"
+#include "base/thread.h"
 #include "comm/record/ranks_text.h"
 #include "comm/transport/tcp.h"
 
@@ -45,7 +47,7 @@ static void take_record(joining *j, int rank)
 static tr_status renew(void *user, int rank)
 {
     joining *j = user;
-    tr_status status = tr__rendezvous_read(j->meeting, rank, j->records);
+    tr_status status = tr__rendezvous_read(j->meeting, rank, 1, j->records);
     if (status == TR_OK) take_record(j, rank);
     return status;
 }
@@ -65,18 +67,17 @@ static bool is_missing(const joining *j, int rank)
 /* All that we wait for: on a host that stands still those wait, too, who would have come. */
 static tr_status too_late(const joining *j)
 {
-    int *missing = malloc((size_t)j->t->world_size * sizeof *missing), count = 0;
+    int count = 0;
+    TR__FREED int *missing = tr__zeroed((size_t)j->t->world_size, sizeof *missing);
     char list[TR__RANKS_TEXT];
     if (!missing) return tr__fail(TR_NO_MEMORY, "group '%s': no memory for %d ranks", j->t->group, j->t->world_size);
     for (int rank = 0; rank < j->t->world_size; rank++)
         if (is_missing(j, rank)) missing[count++] = rank;
     if (count) j->meeting->late = missing[0];
     const tr__endpoint_record *first = &j->records[count ? missing[0] : j->t->rank];
-    tr__ranks_text(missing, count, count, list);
-    free(missing);
     return tr__fail(TR_TIMEOUT, "group '%s': %s (%spid %ld on host %s, at %s) did not come to the meeting within %g s",
-        j->t->group, list, count > 1 ? "the first: " : "", first->pid, first->host, first->tcp_address,
-        j->meeting->member->timeout_ms / 1000.0);
+        j->t->group, tr__ranks_text(missing, count, count, list), count > 1 ? "the first: " : "", first->pid, first->host,
+        first->tcp_address, j->meeting->member->timeout_ms / 1000.0);
 }
 
 static tr_status check_alive(const joining *j, int rank)
@@ -152,24 +153,22 @@ tr_status tr__tcp_renew(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record
 {
     joining j = {.t = t, .meeting = meeting, .records = records};
     TR__TRY(tr__rendezvous_read_all(meeting, records));
-    pthread_mutex_lock(&t->network->hearing);
+    TR__LOCKED(&t->network->hearing);
     for (int rank = 0; rank < t->world_size; rank++)
         if (rank != t->rank) take_record(&j, rank);
     tr__tcp_know_members(t);
-    pthread_mutex_unlock(&t->network->hearing);
     return TR_OK;
 }
 
 tr_status tr__tcp_connect(tr__tcp *t, tr__rendezvous *meeting, tr__endpoint_record *records)
 {
-    joining j = {.t = t, .meeting = meeting, .records = records};
+    TR__FREED int64_t *hung_up = tr__zeroed((size_t)t->world_size, sizeof *hung_up);
+    if (!hung_up) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", t->group, t->world_size);
+    joining j = {.t = t, .meeting = meeting, .records = records, .hung_up = hung_up};
     const tr__network_joining calls = {&j, refused, renew};
-    j.hung_up = calloc((size_t)t->world_size, sizeof *j.hung_up);
-    if (!j.hung_up) return tr__fail(TR_NO_MEMORY, "group '%s': no memory to join %d ranks", t->group, t->world_size);
     t->network->joining = &calls;
     tr_status status = meet_all(&j);
     t->network->joining = NULL;
-    free(j.hung_up);
     if (status == TR_OK) tr__tcp_know_members(t);
     return status;
 }

@@ -4,8 +4,9 @@
  */
 #include "comm/transport/tcp_flow.h"
 
+#include "base/thread.h"
+
 #include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -37,14 +38,6 @@ static tr__algorithm choose(const tr__tcp *t, const tr_collective *c, int member
 }
 
 /* ---- Beginning --------------------------------------------------------------------------------------------------- */
-
-static void find_kernels(tr__tcp_call *call)
-{
-    const tr_collective *c = call->c;
-    if (!tr__kind_of(c->kind)->reduces) return;
-    call->fold = tr__reduce_find(c->dtype, c->op == TR_AVG ? TR_SUM : c->op);
-    call->fold_all = tr__reduce_find(c->dtype, c->op);
-}
 
 /* All blocks of an all_to_all in place are overwritten in an order of their own, so they are sent from a copy. */
 static tr_status find_memory(tr__tcp_call *call)
@@ -78,7 +71,10 @@ static tr_status begin(tr__tcp_call *call)
     call->steps = tr__schedule_steps(&call->schedule);
     /* A barrier has no data that would keep its rounds apart. */
     call->window = c->kind == TR_BARRIER ? 1 : TR__TCP_WINDOW;
-    find_kernels(call);
+    if (tr__kind_of(c->kind)->reduces) {
+        call->fold = tr__reduce_find(c->dtype, c->op == TR_AVG ? TR_SUM : c->op);
+        call->fold_all = tr__reduce_find(c->dtype, c->op);
+    }
     return find_memory(call);
 }
 
@@ -218,9 +214,8 @@ tr_status tr__tcp_enter(tr__tcp *t, const tr_collective *collective, uint64_t se
 
 void tr__tcp_exit(tr__tcp *t)
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     t->running = false;
-    pthread_mutex_unlock(&t->lock);
 }
 
 tr_status tr__tcp_run_part(tr__tcp *t, const tr_collective *part, const tr__tcp_subset *subset)

@@ -8,6 +8,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/transport/tcp.h"
 
 #include <errno.h>
@@ -53,7 +54,7 @@ static int culprit(const tr__tcp *t, int rank)
 
 int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[TR__TCP_STATE])
 {
-    pthread_mutex_lock(&t->lock);
+    TR__LOCKED(&t->lock);
     const tr__tcp_peer *peer = &t->peers[culprit(t, rank)];
     char text[TR__CALL_TEXT];
     tr__tcp_name(peer, name);
@@ -64,7 +65,6 @@ int tr__tcp_describe(tr__tcp *t, int rank, char name[TR__TCP_NAME], char state[T
     else
         snprintf(state, TR__TCP_STATE, "rank %d was last heard of in %s", peer->rank,
             tr__signature_text(&peer->call, text));
-    pthread_mutex_unlock(&t->lock);
     return peer->rank;
 }
 
@@ -153,6 +153,10 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     tr__recorder_waits_for(t->recorder, ranks, count);
     int64_t waited = (now - p->since) / 1000000;
     do_what_is_due(t, p, waited, timeout_ms, ranks[0], &next);
+    if (waited >= timeout_ms && !p->expired) {
+        p->expired = true;
+        return TR_OK;
+    }
     if (waited >= timeout_ms) {
         TR__TRY(tr__tcp_check_peers(t));
         return tr__tcp_timed_out(t, own_call(t), ranks[0], timeout_ms);
@@ -166,9 +170,9 @@ tr_status tr__tcp_wait(tr__tcp *t, tr__tcp_patience *p, int timeout_ms, const in
     return tr__failure_there(t->failure) ? tr__failure_tell(t->failure) : TR_OK;
 }
 
-tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int timeout_ms)
+tr_status tr__tcp_local_wait(tr__tcp *t, int rank, int64_t since, int64_t now, int timeout_ms)
 {
-    int64_t waited = (tr__now_ns() - since) / 1000000, next;
+    int64_t waited = (now - since) / 1000000, next;
     if (t->local_wait.since != since) t->local_wait = (tr__tcp_patience){.since = since, .reported = true};
     do_what_is_due(t, &t->local_wait, waited, timeout_ms, rank, &next);
     if (waited < timeout_ms) return TR_OK;

@@ -28,12 +28,6 @@ static tr_status host_new(tr__staging *s)
     return TR_OK;
 }
 
-static void host_free(const tr__staging *s)
-{
-    if (s->host && s->table->host_release) s->table->host_release(s->host, s->bytes);
-    else if (s->host) tr__cpu_free(0, s->host, s->bytes);
-}
-
 static tr_status copy_out(const tr__staging *s, size_t at, const void *from, size_t bytes)
 {
     return bytes ? s->table->copy_out(s->device.index, s->stream, s->host + at, from, bytes) : TR_OK;
@@ -103,7 +97,8 @@ tr_status tr__staging_end(tr__staging *s, tr_status status)
     tr__error *first = status == TR_OK ? NULL : tr__error_take();
     tr_status waited = s->event ? tr__staging_ready(s) : TR_OK; /* the memory is in use until then, whatever has failed */
     tr__error_restore(first);
-    host_free(s);
+    if (s->host && s->table->host_release) s->table->host_release(s->host, s->bytes);
+    else if (s->host) tr__cpu_free(0, s->host, s->bytes);
     if (s->event) s->table->event_free(s->device.index, s->event);
     free(s);
     return status == TR_OK ? waited : status;

@@ -238,15 +238,6 @@ static bool make_room(tr__client *c, size_t bytes)
     return true;
 }
 
-/* False: the client must go. */
-static bool take_plain(tr__client *c, const char *bytes, size_t count)
-{
-    if (!make_room(c, count)) return false;
-    memcpy(c->bytes + c->used, bytes, count);
-    c->used += count;
-    return true;
-}
-
 /* What the handshake has to say fits into an empty socket; for a client that reads nothing there is no second try. */
 static bool send_handshake(tr__client *c)
 {
@@ -301,6 +292,7 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
     *buffer = uv_buf_init(((tr__client *)handle->data)->server->scratch, sizeof((tr__server *)0)->scratch);
 }
 
+/* False: the client must go. */
 static bool take(tr__client *c, const char *bytes, size_t count)
 {
     if (c->state == TR__CLIENT_REFUSED) return true; /* it may say what it likes */
@@ -311,7 +303,11 @@ static bool take(tr__client *c, const char *bytes, size_t count)
         if (first && !begin(c, bytes)) return false;
         if (c->state == TR__CLIENT_REFUSED) return true;
     }
-    return c->tls ? take_tls(c, bytes, count) : take_plain(c, bytes, count);
+    if (c->tls) return take_tls(c, bytes, count);
+    if (!make_room(c, count)) return false;
+    memcpy(c->bytes + c->used, bytes, count);
+    c->used += count;
+    return true;
 }
 
 static void on_read(uv_stream_t *stream, ssize_t bytes, const uv_buf_t *buffer)

@@ -172,13 +172,7 @@ tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__c
     freeaddrinfo(found);
     TR__TRY(status);
     status = greet(to, c, deadline);
-    if (status != TR_OK) tr__connection_close(c);
+    if (status != TR_OK) tr__wire_close(&c->wire);
     c->lost = status == TR_IO;
     return status;
-}
-
-void tr__connection_close(tr__connection *c)
-{
-    tr__wire_close(&c->wire);
-    *c = (tr__connection){.wire.socket = -1};
 }

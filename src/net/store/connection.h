@@ -26,9 +26,8 @@ typedef struct tr__destination {
     bool insecure;    /* without a token, to other addresses than loopback too */
 } tr__destination;
 
-/* One try over all addresses of the host. TR_IO: trying again may help. deadline is by tr__now_ns(). */
+/* One try over all addresses of the host. TR_IO: trying again may help. deadline is by tr__now_ns(). tr__wire_close() closes it. */
 tr_status tr__connection_open(const tr__destination *to, int64_t deadline, tr__connection *connection);
-void tr__connection_close(tr__connection *connection);
 
 /* A request and its reply. *bytes gets the reply's bytes, to be freed, in which frame lies. An errno; EPROTO: the other
  * end is no store; EBADMSG: the connection was tampered with. */

@@ -17,6 +17,7 @@
  */
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/memory.h"
 #include "net/store/file.h"
 #include "net/store/frame.h"
 #include "net/store/store.h"
@@ -104,27 +105,23 @@ static tr_status read_along(file_store *f)
     struct stat now;
     if (fstat(f->fd, &now) != 0) return tr__fail_errno(TR_IO, errno, "%s: cannot read it", f->store.name);
     if (now.st_size < f->end) return tr__fail(TR_FORMAT, "%s: another program has cut it short", f->store.name);
-    size_t count = (size_t)(now.st_size - f->end), used = 0;
+    size_t count = (size_t)(now.st_size - f->end);
     if (count == 0) return TR_OK;
-    unsigned char *bytes = malloc(count);
+    TR__FREED unsigned char *bytes = tr__zeroed(count, 1);
     if (!bytes) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, count);
-    ssize_t got = pread(f->fd, bytes, count, f->end);
-    tr_status status = got < 0 ? tr__fail_errno(TR_IO, errno, "%s: cannot read it", f->store.name) : TR_OK;
+    ssize_t got = pread(f->fd, bytes, count, f->end), record;
+    if (got < 0) return tr__fail_errno(TR_IO, errno, "%s: cannot read it", f->store.name);
     tr__store_setting s;
-    ssize_t record;
-    while (status == TR_OK && (record = tr__store_record(bytes + used, (size_t)got - used, &s)) > 0) {
+    for (ssize_t at = 0; (record = tr__store_record(bytes + at, (size_t)(got - at), &s)) > 0; at += record, f->end += record) {
         tr__entry *entry = tr__map_find(&f->map, s.key, s.key_bytes, !s.deletes);
         if (s.deletes && entry) {
             tr__map_put(&f->map, entry, NULL);
             tr__map_prune(&f->map, entry);
         } else if (!s.deletes && (!entry || tr__map_set(&f->map, entry, s.value, s.bytes) != TR_OK)) {
-            status = tr__fail(TR_NO_MEMORY, "%s: no memory for what it holds", f->store.name);
+            return tr__fail(TR_NO_MEMORY, "%s: no memory for what it holds", f->store.name);
         }
-        if (status == TR_OK) used += (size_t)record;
     }
-    f->end += (off_t)used;
-    free(bytes);
-    return status;
+    return TR_OK;
 }
 
 static int write_all(int fd, const unsigned char *bytes, size_t count, off_t at)
@@ -146,7 +143,7 @@ static tr_status append(file_store *f, const tr__entry *entry)
 {
     const tr__map_value *value = entry->value;
     size_t key_bytes = entry->length, value_bytes = value ? value->bytes : 0, body = 2 + key_bytes + value_bytes;
-    unsigned char *record = malloc(HEAD + body);
+    TR__FREED unsigned char *record = tr__zeroed(HEAD + body, 1);
     if (!record) return tr__fail(TR_NO_MEMORY, "%s: no memory for %zu bytes", f->store.name, body);
     tr__write_number(record, 4, body);
     tr__write_number(record + HEAD, 2, key_bytes | (value ? 0 : DELETES));
@@ -154,9 +151,9 @@ static tr_status append(file_store *f, const tr__entry *entry)
     if (value) memcpy(record + HEAD + 2 + key_bytes, value->data, value_bytes);
     tr__write_number(record + 4, 4, crc32(0, record + HEAD, (unsigned)body));
     int error = ftruncate(f->fd, f->end) == 0 ? write_all(f->fd, record, HEAD + body, f->end) : errno;
-    free(record);
-    if (!error) f->end += (off_t)(HEAD + body);
-    return error ? tr__fail_errno(TR_IO, error, "%s: cannot write a key of %zu bytes", f->store.name, body) : TR_OK;
+    if (error) return tr__fail_errno(TR_IO, error, "%s: cannot write a key of %zu bytes", f->store.name, body);
+    f->end += (off_t)(HEAD + body);
+    return TR_OK;
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */

@@ -93,32 +93,32 @@ static bool is_key_list(tr__list list)
 
 /* ---- Parsing ----------------------------------------------------------------------------------------------------- */
 
-/* The fields of one type; `rest` is what follows the fixed ones. False when they do not fit. */
-static bool parse_fields(tr__frame *f, const unsigned char *fixed, const unsigned char *rest, size_t rest_bytes)
+/* The fields of one type; `fixed` are the fixed ones as one number, `rest` is what follows them. False when they do not fit. */
+static bool parse_fields(tr__frame *f, uint64_t fixed, const unsigned char *rest, size_t rest_bytes)
 {
     f->value = rest;
     f->value_bytes = rest_bytes;
     switch (f->type) {
-    case TR__FRAME_HELLO: return tr__read_number(fixed, 8) == TR__FRAME_MAGIC && rest_bytes == 0;
+    case TR__FRAME_HELLO: return fixed == TR__FRAME_MAGIC && rest_bytes == 0;
     case TR__FRAME_GET:
-    case TR__FRAME_WAIT:
-        f->timeout_ms = (uint32_t)tr__read_number(fixed, 4);
-        return rest_bytes == 0 && f->timeout_ms <= INT32_MAX;
+    case TR__FRAME_WAIT: f->timeout_ms = (uint32_t)fixed; return rest_bytes == 0 && fixed <= INT32_MAX;
     case TR__FRAME_GATHER:
-        f->timeout_ms = (uint32_t)tr__read_number(fixed, 4);
-        return f->timeout_ms <= INT32_MAX && is_key_list((tr__list){rest, rest_bytes});
+        f->timeout_ms = (uint32_t)fixed;
+        return fixed <= INT32_MAX && is_key_list((tr__list){rest, rest_bytes});
     case TR__FRAME_SET: return rest_bytes <= TR__VALUE_MAX;
     case TR__FRAME_DELETE: return rest_bytes == 0;
-    case TR__FRAME_ADD: f->amount = (int64_t)tr__read_number(fixed, 8); return rest_bytes == 0;
-    case TR__FRAME_COMPARE_SET:
-        f->expected_bytes = (size_t)tr__read_number(fixed + 1, 4);
+    case TR__FRAME_ADD: f->amount = (int64_t)fixed; return rest_bytes == 0;
+    case TR__FRAME_COMPARE_SET: {
+        unsigned expects = fixed & 0xff;
+        f->expected_bytes = (size_t)(fixed >> 8);
         if (f->expected_bytes > rest_bytes || f->expected_bytes > TR__VALUE_MAX) return false;
-        if (fixed[0] > 1 || (fixed[0] == 0 && f->expected_bytes > 0)) return false;
-        f->expected = fixed[0] ? rest : NULL;
+        if (expects > 1 || (!expects && f->expected_bytes > 0)) return false;
+        f->expected = expects ? rest : NULL;
         f->value = rest + f->expected_bytes;
         f->value_bytes = rest_bytes - f->expected_bytes;
         return f->value_bytes <= TR__VALUE_MAX;
-    case TR__FRAME_REPLY: f->code = fixed[0]; return fixed[0] < TR__REPLY_CODES && rest_bytes <= TR__VALUE_MAX;
+    }
+    case TR__FRAME_REPLY: f->code = (tr__frame_code)fixed; return fixed < TR__REPLY_CODES && rest_bytes <= TR__VALUE_MAX;
     }
     return false;
 }
@@ -136,27 +136,22 @@ ssize_t tr__frame_parse(const unsigned char *bytes, size_t count, size_t limit, 
     const unsigned char *key = bytes + TR__FRAME_HEADER, *fixed = key + key_bytes, *rest = fixed + fixed_bytes[type];
     *frame = (tr__frame){.type = type, .key = (const char *)key, .key_bytes = key_bytes};
     if (memchr(key, 0, key_bytes)) return -1;
-    if (!parse_fields(frame, fixed, rest, body - key_bytes - fixed_bytes[type])) return -1;
+    uint64_t number = tr__read_number(fixed, fixed_bytes[type]);
+    if (!parse_fields(frame, number, rest, body - key_bytes - fixed_bytes[type])) return -1;
     return (ssize_t)(TR__FRAME_HEADER + body);
 }
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-static void write_fixed(const tr__frame *f, unsigned char *fixed)
+/* The fixed fields as one number. */
+static uint64_t fixed_of(const tr__frame *f)
 {
     switch (f->type) {
-    case TR__FRAME_HELLO: tr__write_number(fixed, 8, TR__FRAME_MAGIC); break;
-    case TR__FRAME_GET:
-    case TR__FRAME_WAIT:
-    case TR__FRAME_GATHER: tr__write_number(fixed, 4, f->timeout_ms); break;
-    case TR__FRAME_ADD: tr__write_number(fixed, 8, (uint64_t)f->amount); break;
-    case TR__FRAME_COMPARE_SET:
-        fixed[0] = f->expected != NULL;
-        tr__write_number(fixed + 1, 4, f->expected_bytes);
-        break;
-    case TR__FRAME_REPLY: fixed[0] = (unsigned char)f->code; break;
-    case TR__FRAME_SET:
-    case TR__FRAME_DELETE: break;
+    case TR__FRAME_HELLO: return TR__FRAME_MAGIC;
+    case TR__FRAME_ADD: return (uint64_t)f->amount;
+    case TR__FRAME_COMPARE_SET: return (f->expected != NULL) | (uint64_t)f->expected_bytes << 8;
+    case TR__FRAME_REPLY: return f->code;
+    default: return f->timeout_ms; /* SET and DELETE have no room for it */
     }
 }
 
@@ -177,7 +172,7 @@ int tr__frame_pieces(const tr__frame *f, unsigned char head[TR__FRAME_HEAD], str
     head[4] = TR__FRAME_VERSION;
     head[5] = (unsigned char)f->type;
     tr__write_number(head + 6, 2, f->key_bytes);
-    write_fixed(f, head + TR__FRAME_HEADER);
+    tr__write_number(head + TR__FRAME_HEADER, (int)fixed, fixed_of(f));
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (all[i].iov_len) pieces[count++] = all[i];
     return count;

@@ -5,7 +5,6 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct memory_store {
@@ -19,13 +18,12 @@ static tr_status memory_change(tr_store *store, const char *key, tr__change *c, 
 {
     (void)timeout_ms; /* it always answers */
     memory_store *m = (memory_store *)store;
-    pthread_mutex_lock(&m->lock);
+    TR__LOCKED(&m->lock);
     tr__entry *entry = tr__map_find(&m->map, key, strlen(key), true);
     tr_status status = tr__store_changed(store, key, entry ? tr__map_change(&m->map, entry, c) : TR_NO_MEMORY);
     if (entry && status == TR_OK && value) status = tr__store_copy(store, entry->value, value, bytes);
     if (entry) tr__map_prune(&m->map, entry);
     pthread_cond_broadcast(&m->changed);
-    pthread_mutex_unlock(&m->lock);
     return status;
 }
 
@@ -35,13 +33,11 @@ static tr_status memory_get(tr_store *store, const char *key, int timeout_ms, vo
     int64_t deadline = tr__in_ms(timeout_ms);
     tr__entry *entry;
     bool waits = timeout_ms > 0;
-    pthread_mutex_lock(&m->lock);
+    TR__LOCKED(&m->lock);
     while (!(entry = tr__map_find(&m->map, key, strlen(key), false)) && waits)
         waits = tr__condition_wait(&m->changed, &m->lock, deadline);
-    tr_status status = entry ? TR_OK : tr__store_timed_out(store, key, timeout_ms);
-    if (entry && value) status = tr__store_copy(store, entry->value, value, bytes);
-    pthread_mutex_unlock(&m->lock);
-    return status;
+    if (!entry) return tr__store_timed_out(store, key, timeout_ms);
+    return value ? tr__store_copy(store, entry->value, value, bytes) : TR_OK;
 }
 
 static const tr__store_ops memory_ops = {memory_get, memory_change, NULL};

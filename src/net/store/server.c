@@ -159,12 +159,13 @@ static tr_status open_listener(tr__server *s, const tr__server_options *o, int *
     return TR_OK;
 }
 
-static tr_status choose_name(tr__server *s)
+static tr_status choose_name(tr__server *s, const tr__server_options *o)
 {
     char name[TR__SERVER_NAME];
     TR__TRY(tr__random_text(name, sizeof name));
     s->name = tr__map_value_new(name, TR__SERVER_NAME - 1);
-    return s->name ? TR_OK : tr__fail(TR_NO_MEMORY, "store: no memory to serve");
+    s->host = o->shared ? strdup(o->host) : NULL;
+    return s->name && (s->host || !o->shared) ? TR_OK : tr__fail(TR_NO_MEMORY, "store: no memory to serve");
 }
 
 static void free_server(tr__server *s)
@@ -197,7 +198,7 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     uv_async_init(&s->loop, &s->stop, on_stop);
     uv_timer_init(&s->loop, &s->again);
     s->listener.data = s->stop.data = s->again.data = s;
-    tr_status status = choose_name(s);
+    tr_status status = choose_name(s, options);
     if (status == TR_OK) status = open_listener(s, options, port);
     if (status == TR_OK) error = tr__thread_start(&s->thread, serve, s); /* without SIGPIPE: a client may go meanwhile */
     if (error) status = tr__fail_errno(TR_NO_MEMORY, error, "store: cannot start its thread");
@@ -226,43 +227,22 @@ static struct {
     tr__server *first;
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static tr__server *find_shared(const tr__server_options *o)
+tr_status tr__server_start(const tr__server_options *o, tr__server **server, int *port)
 {
-    for (tr__server *s = shared.first; s; s = s->next)
-        if (s->port == o->port && strcmp(s->host, o->host) == 0 && tr__tls_key_same(s->key, o->key)) return s;
-    return NULL;
-}
-
-static tr_status start_shared(const tr__server_options *o, tr__server **server, int *port)
-{
-    char *host = strdup(o->host);
-    if (!host) return tr__fail(TR_NO_MEMORY, "store: no memory to serve");
-    tr_status status = start(o, server, port);
-    if (status != TR_OK) {
-        free(host);
-        return status;
+    if (!o->shared) return start(o, server, port);
+    TR__LOCKED(&shared.lock);
+    tr__server *s = shared.first;
+    while (s && (s->port != o->port || strcmp(s->host, o->host) != 0 || !tr__tls_key_same(s->key, o->key))) s = s->next;
+    if (!s) {
+        TR__TRY(start(o, &s, port));
+        s->port = *port;
+        s->next = shared.first;
+        shared.first = s;
     }
-    tr__server *s = *server;
-    s->host = host;
-    s->port = *port;
-    s->next = shared.first;
-    shared.first = s;
+    s->users++;
+    *server = s;
+    *port = s->port;
     return TR_OK;
-}
-
-tr_status tr__server_start(const tr__server_options *options, tr__server **server, int *port)
-{
-    if (!options->shared) return start(options, server, port);
-    pthread_mutex_lock(&shared.lock);
-    tr__server *s = find_shared(options);
-    tr_status status = s ? TR_OK : start_shared(options, &s, port);
-    if (status == TR_OK) {
-        s->users++;
-        *server = s;
-        *port = s->port;
-    }
-    pthread_mutex_unlock(&shared.lock);
-    return status;
 }
 
 void tr__server_stop(tr__server *s)
@@ -271,12 +251,10 @@ void tr__server_stop(tr__server *s)
         stop(s);
         return;
     }
-    pthread_mutex_lock(&shared.lock); /* until it is gone: who asks for the port next finds it free */
-    if (--s->users == 0) {
-        tr__server **at = &shared.first;
-        while (*at != s) at = &(*at)->next;
-        *at = s->next;
-        stop(s);
-    }
-    pthread_mutex_unlock(&shared.lock);
+    TR__LOCKED(&shared.lock); /* until it is gone: who asks for the port next finds it free */
+    if (--s->users > 0) return;
+    tr__server **at = &shared.first;
+    while (*at != s) at = &(*at)->next;
+    *at = s->next;
+    stop(s);
 }

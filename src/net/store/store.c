@@ -2,6 +2,7 @@
 #include "net/store/store.h"
 
 #include "base/clock.h"
+#include "base/memory.h"
 #include "net/tls.h"
 
 #include <stdio.h>
@@ -205,15 +206,11 @@ static tr_status prefix_gather(tr_store *store, const char *const *keys, int cou
     tr__store_value *values)
 {
     enum { WHOLE = 2 * TR__KEY_MAX + 2 };
-    const char **whole = calloc((size_t)count, sizeof *whole);
-    char *texts = malloc((size_t)count * WHOLE);
-    for (int i = 0; whole && texts && i < count; i++) whole[i] = with_prefix(store, keys[i], texts + (size_t)i * WHOLE);
-    tr_status status = whole && texts
-                           ? tr__store_gather(((prefix_store *)store)->inner, whole, count, timeout_ms, values)
-                           : tr__fail(TR_NO_MEMORY, "%s: no memory for %d keys", store->name, count);
-    free(texts);
-    free(whole);
-    return status;
+    TR__FREED const char **whole = tr__zeroed((size_t)count, sizeof *whole);
+    TR__FREED char *texts = tr__zeroed((size_t)count, WHOLE);
+    if (!whole || !texts) return tr__fail(TR_NO_MEMORY, "%s: no memory for %d keys", store->name, count);
+    for (int i = 0; i < count; i++) whole[i] = with_prefix(store, keys[i], texts + (size_t)i * WHOLE);
+    return tr__store_gather(((prefix_store *)store)->inner, whole, count, timeout_ms, values);
 }
 
 static const tr__store_ops prefix_ops = {prefix_get, prefix_change, prefix_gather};

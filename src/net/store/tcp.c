@@ -8,6 +8,7 @@
  */
 #include "base/clock.h"
 #include "base/given.h"
+#include "base/memory.h"
 #include "net/store/connection.h"
 #include "net/store/server.h"
 #include "net/store/store.h"
@@ -33,7 +34,6 @@ enum {
 typedef struct tcp_store {
     tr_store store;
     tr__server *server; /* when this process serves */
-    char host[256];
     char name[TR__SERVER_NAME]; /* the server's */
     bool insecure;
     pthread_mutex_t lock;
@@ -53,7 +53,7 @@ static int with_grace(int timeout_ms)
  * connection the server may not have started yet. */
 static tr_status open_connection(const tcp_store *s, int64_t deadline, bool first, tr__connection *connection)
 {
-    tr__destination to = {s->store.name, s->host, s->store.port, s->store.key, s->insecure};
+    tr__destination to = {s->store.name, s->store.host, s->store.port, s->store.key, s->insecure};
     int64_t began = tr__now_ns();
     for (int pause_ms = RETRY_FIRST_MS;; pause_ms = 2 * pause_ms < RETRY_MOST_MS ? 2 * pause_ms : RETRY_MOST_MS) {
         tr_status status = tr__connection_open(&to, deadline, connection);
@@ -65,20 +65,7 @@ static tr_status open_connection(const tcp_store *s, int64_t deadline, bool firs
     }
 }
 
-static tr_status connect_first(tcp_store *s)
-{
-    TR__TRY(open_connection(s, tr__in_ms(s->store.timeout_ms), true, &s->idle[0]));
-    s->idle_count = 1;
-    strcpy(s->name, s->idle[0].server);
-    return TR_OK;
-}
-
 /* The server says nothing unasked: what can be read from an idle connection is its end. */
-static bool is_whole(const tr__connection *c)
-{
-    return poll(&(struct pollfd){.fd = c->wire.socket, .events = POLLIN}, 1, 0) == 0;
-}
-
 static bool take_idle(tcp_store *s, tr__connection *c)
 {
     for (;;) {
@@ -86,8 +73,8 @@ static bool take_idle(tcp_store *s, tr__connection *c)
         bool idle = s->idle_count > 0;
         if (idle) *c = s->idle[--s->idle_count];
         pthread_mutex_unlock(&s->lock);
-        if (!idle || is_whole(c)) return idle;
-        tr__connection_close(c);
+        if (!idle || poll(&(struct pollfd){.fd = c->wire.socket, .events = POLLIN}, 1, 0) == 0) return idle;
+        tr__wire_close(&c->wire);
     }
 }
 
@@ -96,7 +83,7 @@ static tr_status take_connection(tcp_store *s, int64_t deadline, tr__connection 
     if (take_idle(s, c)) return TR_OK;
     TR__TRY(open_connection(s, deadline, false, c));
     if (strcmp(c->server, s->name) == 0) return TR_OK;
-    tr__connection_close(c);
+    tr__wire_close(&c->wire);
     c->refused = true; /* by the one that we know */
     return tr__fail(TR_IO, "%s: its server is gone, and another one serves there", s->store.name);
 }
@@ -107,7 +94,7 @@ static void give_back(tcp_store *s, tr__connection *c)
     bool room = s->idle_count < IDLE_MOST;
     if (room) s->idle[s->idle_count++] = *c;
     pthread_mutex_unlock(&s->lock);
-    if (!room) tr__connection_close(c);
+    if (!room) tr__wire_close(&c->wire);
 }
 
 /* ---- Operations -------------------------------------------------------------------------------------------------- */
@@ -156,7 +143,7 @@ static tr_status try_to_ask(tcp_store *s, const char *key, const tr__frame *requ
         give_back(s, &connection);
         return TR_OK;
     }
-    tr__connection_close(&connection);
+    tr__wire_close(&connection.wire);
     return failed(s, key, error, timeout_ms);
 }
 
@@ -274,18 +261,14 @@ static tr_status tcp_gather(tr_store *store, const char *const *keys, int count,
     tcp_store *s = (tcp_store *)store;
     tr__list list = {0};
     TR__TRY(list_keys(store, keys, count, &list));
-    tr__frame request = {.type = TR__FRAME_GATHER, .value = list.items, .value_bytes = list.bytes}, answer;
+    TR__FREED const void *items = list.items;
+    TR__FREED unsigned char *received = NULL;
+    tr__frame request = {.type = TR__FRAME_GATHER, .value = items, .value_bytes = list.bytes}, answer;
     request.timeout_ms = (uint32_t)timeout_ms;
-    unsigned char *received;
     int patience_ms = timeout_ms ? with_grace(timeout_ms) : AT_ONCE_MS;
-    tr_status status = exchange(s, keys[0], &request, patience_ms, &answer, &received);
-    free((void *)list.items);
-    if (status != TR_OK) return status;
-    if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT)
-        status = read_values(s, keys, count, &answer, values);
-    if (status == TR_OK && answer.code != TR__REPLY_OK) status = refused(s, keys[0], &request, answer.code);
-    free(received);
-    return status;
+    TR__TRY(exchange(s, keys[0], &request, patience_ms, &answer, &received));
+    if (answer.code == TR__REPLY_OK || answer.code == TR__REPLY_TIMEOUT) TR__TRY(read_values(s, keys, count, &answer, values));
+    return answer.code == TR__REPLY_OK ? TR_OK : refused(s, keys[0], &request, answer.code);
 }
 
 static const tr__store_ops tcp_ops = {tcp_get, tcp_change, tcp_gather};
@@ -295,7 +278,7 @@ static const tr__store_ops tcp_ops = {tcp_get, tcp_change, tcp_gather};
 static void tcp_destroy(void *self)
 {
     tcp_store *s = self;
-    for (int i = 0; i < s->idle_count; i++) tr__connection_close(&s->idle[i]);
+    for (int i = 0; i < s->idle_count; i++) tr__wire_close(&s->idle[i].wire);
     if (s->server) tr__server_stop(s->server);
     tr__tls_key_unref(s->store.key);
     if (s->store.ops) pthread_mutex_destroy(&s->lock);
@@ -306,7 +289,7 @@ static const tr__type tcp_type = {.name = "store", .size = sizeof(tcp_store), .d
 static tr_status check_options(const tr_store_tcp_options *o)
 {
     if (!o->host || !o->host[0]) return tr__fail(TR_INVALID, "tr_store_tcp: a host is needed");
-    if (strlen(o->host) >= sizeof((tcp_store *)0)->host)
+    if (strlen(o->host) >= sizeof((tr_store *)0)->host)
         return tr__fail(TR_INVALID, "tr_store_tcp: host '%.40s…' is too long", o->host);
     if (o->port < 0 || o->port > 65535 || (o->port == 0 && !o->serve))
         return tr__fail(TR_INVALID, "tr_store_tcp: port %d is not in %d … 65535", o->port, o->serve ? 0 : 1);
@@ -326,15 +309,17 @@ static tr_status open_store(tcp_store *s, const tr_store_tcp_options *o, bool sh
     s->store.timeout_ms = TR__OR(o, timeout_ms, TR__STORE_TIMEOUT_MS);
     s->store.port = o->port;
     s->insecure = o->insecure;
-    strcpy(s->host, o->host);
     strcpy(s->store.host, o->host);
     s->store.anywhere = (o->token && o->token[0]) || o->insecure;
     if (o->token && o->token[0]) TR__TRY(tr__tls_key_new(o->token, &s->store.key));
     tr__server_options serve = {o->host, o->port, o->listen_fd, s->store.key, o->insecure,
         (size_t)TR__OR(o, max_bytes, TR__STORE_BYTES), shared};
     if (o->serve) TR__TRY(tr__server_start(&serve, &s->server, &s->store.port));
-    snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->host, s->store.port);
-    return connect_first(s);
+    snprintf(s->store.name, sizeof s->store.name, "store %s:%d", s->store.host, s->store.port);
+    TR__TRY(open_connection(s, tr__in_ms(s->store.timeout_ms), true, &s->idle[0]));
+    s->idle_count = 1;
+    strcpy(s->name, s->idle[0].server);
+    return TR_OK;
 }
 
 static tr_store *new_store(const tr_store_tcp_options *options, bool shared)
