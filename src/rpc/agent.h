@@ -108,6 +108,7 @@ typedef struct tr__rpc_shared_block tr__rpc_shared_block;   /* blocks.c */
 typedef struct tr__rpc_blocks { /* that we have made for a worker */
     pthread_mutex_t lock;
     tr__rpc_shared_block *first;
+    uint64_t id; /* the number of our ring's segment: no other link of this process ever has it */
 } tr__rpc_blocks;
 
 /* From TR__RPC_DAMAGED on, what has come is not read any more. */
@@ -388,7 +389,9 @@ int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
-/* Where a piece lies. segment: the block, whose data begin TR__RPC_BLOCK_HEAD bytes in; 0: the data follow in the stream. */
+/* Where a piece lies. segment: the block, whose data begin TR__RPC_BLOCK_HEAD bytes in; with TR__RPC_YOURS it is one that the
+ * receiver has made. 0: the data follow in the stream. */
+#define TR__RPC_YOURS ((uint64_t)1 << 63)
 typedef struct tr__rpc_place {
     uint64_t segment, bytes;
 } tr__rpc_place;
@@ -437,7 +440,16 @@ void tr__block_give_back(tr__rpc_shared_block *b);
 void tr__blocks_trim(tr__rpc_link *link);
 void tr__blocks_free(tr__rpc_link *link);
 /* A piece in a block of a worker's; takes the mapping over. False: it is longer than its block, or there is no memory. */
-bool tr__block_arrived(const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_arrived *piece);
+bool tr__block_arrived(const tr__rpc_link *link, const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_arrived *piece);
+/* A piece in a block of ours, which the worker sends back. False: it does not have it, or it is not as long. */
+bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, tr__rpc_arrived *piece);
+/* Does a tensor of the value, or of its list, lie in a block that the worker can be sent as it is? */
+bool tr__block_holds(tr__rpc_link *link, const tr_value *value);
+/* Such a tensor that is to be sent, and goes right after: its block's number, as the worker is told it, whose the block is from when
+ * it is sent. 0: it lies elsewhere, or somebody else refers to it or its memory. */
+uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x);
+/* It was not sent, whether it was to be passed on or not. */
+void tr__block_keep(const tr_tensor *x);
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

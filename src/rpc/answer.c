@@ -60,11 +60,12 @@ static tr_status send_reply(const owed *o, tr_status status, const tr__rpc_write
     return tr__rpc_send(o->rpc, o->to, (tr__rpc_frame){.type = TR__RPC_REPLY, .id = o->call, .status = status}, w);
 }
 
-static tr_status send_result(const owed *o, const tr_value *result, const tr__rpc_note *note)
+static tr_status send_result(const owed *o, const tr_value *result, const tr__rpc_note *note, bool passes_on)
 {
     tr__rpc_writer w;
     tr__rpc_hand_over h;
     tr__rpc_write_to(&w, &h, o->rpc, o->to);
+    w.passes_on = passes_on;
     tr__rpc_write_note(&w, note);
     tr__rpc_write_value(&w, result);
     if (o->kept) tr__rpc_write_bytes(&w, &o->value, sizeof o->value);
@@ -86,8 +87,9 @@ static tr_status send_failure(const owed *o, tr_status why, const tr__rpc_note *
     return status;
 }
 
-/* With the result, or this thread's latest failure. The caller hears of a result that cannot be sent, too; returns why it cannot. */
-static tr_status answer(const owed *o, tr_status status, tr_value result)
+/* With the result, or this thread's latest failure. The caller hears of a result that cannot be sent, too; returns why it cannot.
+ * passes_on: who answers has the one reference to the result, and drops it then. */
+static tr_status answer(const owed *o, tr_status status, tr_value result, bool passes_on)
 {
     tr_rpc *rpc = o->rpc;
     tr__rpc_note note = o->note;
@@ -107,7 +109,7 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
     tr_status sent = status;
     if (sent == TR_OK && o->hooked) sent = tr__rpc_outgoing(rpc, o->to, true, &result, 1, &note);
     if (sent == TR_OK) {
-        sent = send_result(o, &result, &note);
+        sent = send_result(o, &result, &note, passes_on);
         if (sent != TR_OK && o->hooked) tr__rpc_unsent(rpc, &note);
     }
     if (sent != TR_OK && o->hooked) {
@@ -138,7 +140,7 @@ static tr_status settle(tr_rpc_reply *r, tr_status status, tr_value value)
         return tr__fail(TR_STATE, "rpc: the call of %s by \"%s\" has been answered already", o->function, o->rpc->links[o->to].name);
     bool open = tr__rpc_enter(&o->rpc->answering), hooked = open && o->hooked;
     if (hooked) enter(o, true);
-    tr_status sent = open ? answer(o, status, value) : TR_OK;
+    tr_status sent = open ? answer(o, status, value, false) : TR_OK;
     if (hooked) enter(o, false);
     tr__rpc_leave(&o->rpc->answering);
     /* Nobody waits for an answer that cannot come any more. */
@@ -307,9 +309,11 @@ uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY])
     return ended;
 }
 
+/* What the function made ends before the answer only where its memory may go with that. */
 static void serve(serving *s)
 {
     TR_SCOPE;
+    tr_scope_push();
     s->result = tr_value_none();
     tr_status status = read_request(s);
     s->owed.hooked = status == TR_OK && tr__rpc_is_hooked(s->owed.rpc, s->owed.function);
@@ -320,13 +324,20 @@ static void serve(serving *s)
         status = carry_out(s);
         set_running(s->owed.rpc, &run, false);
     }
+    bool ours = status == TR_OK && !s->deferred && !s->owed.kept && tr__block_holds(&s->owed.rpc->links[s->owed.to], &s->result);
+    const void *object = ours ? tr__rpc_value_object(&s->result) : NULL;
+    tr__ref(object);
+    if (ours) tr_scope_pop();
+    bool passes_on = ours && tr__refs(object) == 1;
     if (s->deferred && status != TR_OK)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
     else if (!s->deferred) /* also what is cancelled: at its caller it takes room until then */
-        (void)!answer(&s->owed, status, s->result);
+        (void)!answer(&s->owed, status, s->result, passes_on);
     if (s->owed.hooked) enter(&s->owed, false);
     tr__unref(s->deferred);
     if (s->values != s->few) free(s->values);
+    tr__unref(object);
+    if (!ours) tr_scope_pop();
 }
 
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)

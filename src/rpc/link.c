@@ -212,7 +212,8 @@ static bool send_parts(tr__rpc_stream *f, struct iovec *parts, int count)
 
 enum { FEW = 4 };
 
-/* A message that goes out. Of each piece: its block; or a copy, of a tensor that does not lie row-major in memory; or NULL. */
+/* A message that goes out. Of each piece: its block, but for one that is passed on; or a copy, of a tensor that does not lie
+ * row-major in memory; or NULL. */
 typedef struct outgoing {
     struct iovec *parts;
     tr__rpc_place *places;
@@ -235,25 +236,29 @@ static bool begin_outgoing(outgoing *o, size_t pieces)
 }
 
 /* A message that has not gone gives its blocks back. */
-static void end_outgoing(const tr__rpc_stream *f, outgoing *o, int pieces, bool sent)
+static void end_outgoing(const tr__rpc_stream *f, outgoing *o, const tr__rpc_writer *w, bool sent)
 {
-    for (int i = 0; o->held && i < pieces; i++) {
+    for (int i = 0; o->held && i < w->piece_count; i++) {
         if (f->wire)
             free(o->held[i]);
         else if (o->held[i] && !sent)
             tr__block_give_back(o->held[i]);
+        if (w->passes_on && !sent && w->pieces[i].tensor) tr__block_keep(w->pieces[i].tensor);
     }
-    if (pieces <= FEW) return;
+    if (w->piece_count <= FEW) return;
     free(o->parts);
     free(o->places);
     free(o->held);
 }
 
-static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, const tr__rpc_piece *p)
+static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, const tr__rpc_writer *w)
 {
+    const tr__rpc_piece *p = &w->pieces[i];
     bool beside = !link->stream->wire;
     void *memory = NULL;
     o->places[i] = (tr__rpc_place){.bytes = p->bytes};
+    if (beside && w->passes_on && p->tensor) o->places[i].segment = tr__block_pass_on(link, p->tensor);
+    if (o->places[i].segment) return TR_OK;
     if (!beside && (!p->tensor || tr_is_contiguous(p->tensor))) {
         const void *data = p->tensor ? tr_data(p->tensor) : p->data;
         o->parts[o->count++] = (struct iovec){(void *)data, p->bytes};
@@ -283,7 +288,7 @@ tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
         o.parts[o.count++] = (struct iovec){w->at, w->used};
         o.parts[o.count++] = (struct iovec){o.places, pieces * sizeof *o.places};
     }
-    for (int i = 0; i < w->piece_count && status == TR_OK; i++) status = add_piece(rpc, link, &o, i, &w->pieces[i]);
+    for (int i = 0; i < w->piece_count && status == TR_OK; i++) status = add_piece(rpc, link, &o, i, w);
     if (status == TR_OK) {
         pthread_mutex_lock(&f->lock);
         bool sent = send_parts(f, o.parts, o.count);
@@ -295,7 +300,7 @@ tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
             status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         }
     }
-    end_outgoing(f, &o, w->piece_count, status == TR_OK);
+    end_outgoing(f, &o, w, status == TR_OK);
     return status;
 }
 
@@ -393,11 +398,13 @@ static progress make_message(tr__rpc_link *link)
     return f->message && (f->places || !f->frame.pieces) ? DONE : BROKEN;
 }
 
-/* A piece lies in a block. If that has not come yet, reading goes on when it has; it may come while we look. */
+/* A piece lies in a block. If one of the worker's has not come yet, reading goes on when it has; it may come while we look. */
 static progress find_block(tr_rpc *rpc, tr__rpc_link *link, tr__rpc_place place, tr__rpc_arrived *piece)
 {
     tr__rpc_stream *f = link->stream;
     tr__shm_mapping mapping;
+    if (place.segment & TR__RPC_YOURS)
+        return tr__block_came_back(link, place.segment & ~TR__RPC_YOURS, place.bytes, piece) ? DONE : BROKEN;
     bool found = tr__raw_hold(rpc->group, link->worker, place.segment, 0, &mapping);
     if (!found) {
         atomic_store(&f->stalled, true);
@@ -408,7 +415,7 @@ static progress find_block(tr_rpc *rpc, tr__rpc_link *link, tr__rpc_place place,
     }
     atomic_store(&f->stalled, false);
     atomic_store(&f->stalled_since, 0);
-    return tr__block_arrived(&mapping, place.bytes, piece) ? DONE : BROKEN;
+    return tr__block_arrived(link, &mapping, place.bytes, piece) ? DONE : BROKEN;
 }
 
 static progress make_pieces(tr_rpc *rpc, tr__rpc_link *link)
@@ -564,6 +571,7 @@ tr_status tr__link_show_ring(tr_rpc *rpc, tr__rpc_link *link)
     uint64_t page, ring;
     TR__TRY(tr__raw_show(rpc->group, link->worker, rpc->page, &page));
     TR__TRY(tr__raw_show(rpc->group, link->worker, link->stream->out, &ring));
+    link->blocks.id = ring;
     atomic_store(&rpc->page->rings[link->worker], ring);
     return TR_OK;
 }

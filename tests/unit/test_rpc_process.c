@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "rpc/agent.h"
 
+#include <trireme/ops.h>
 #include <trireme/rpc.h>
 
 #include <setjmp.h>
@@ -320,12 +321,37 @@ static void values_go_whose_calls_took_too_long(void **state)
     run_job(2, outlast_remote_calls, NULL);
 }
 
+/* ---- Results in collectives ---------------------------------------------------------------------------------------- */
+
+/* A result lies in memory that its worker alone was shown. */
+static tr_status reduce_what_came_back(rank *r)
+{
+    TR_SCOPE;
+    enum { FLOATS = 100000 };
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    tr_tensor *mine = tr_full(1 + r->number, TR_SHAPE(FLOATS));
+    tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, tr_rpc_name(rpc, (r->number + 1) % r->world), "echo", mine));
+    TRY(tr_status_of(x));
+    for (int i = 0; i < 2; i++) TRY(tr_all_reduce(r->group, tr_data(x), FLOATS));
+    CHECK(tr_item(tr_sum(x)) == 18.0 * FLOATS);
+    return tr_rpc_stop(rpc);
+}
+
+static void results_take_part_in_collectives(void **state)
+{
+    (void)state;
+    run_job(3, reduce_what_came_back, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_end_in_time_or_on_request),
         cmocka_unit_test(stopping_waits_for_what_is_under_way),
         cmocka_unit_test(values_go_whose_calls_took_too_long),
+        cmocka_unit_test(results_take_part_in_collectives),
         cmocka_unit_test(references_that_leak_are_reported),
         cmocka_unit_test(others_go_on_when_a_worker_is_killed),
         cmocka_unit_test(answers_that_are_owed_go_with_their_caller),
