@@ -142,6 +142,7 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
     void *state;
     tr__rpc_handler handler;
     bool attended;
+    atomic_size_t result_bytes; /* of what its latest result was copied from that nothing else needed; 0: of none */
     char name[];
 } tr__rpc_entry;
 
@@ -443,6 +444,13 @@ void tr__blocks_free(tr__rpc_link *link);
 bool tr__block_arrived(const tr__rpc_link *link, const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_arrived *piece);
 /* A piece in a block of ours, which the worker sends back. False: it does not have it, or it is not as long. */
 bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, tr__rpc_arrived *piece);
+/* A tr__storage_source of what a function makes for a worker of this host, to be passed on. */
+typedef struct tr__block_target {
+    tr_rpc *rpc;
+    tr__rpc_link *link;
+} tr__block_target;
+struct tr__storage;
+bool tr__block_make(void *target, struct tr__storage *storage);
 /* Does a tensor of the value, or of its list, lie in a block that the worker can be sent as it is? */
 bool tr__block_holds(tr__rpc_link *link, const tr_value *value);
 /* Such a tensor that is to be sent, and goes right after: its block's number, as the worker is told it, whose the block is from when

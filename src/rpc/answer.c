@@ -2,6 +2,7 @@
 #include "rpc/agent.h"
 
 #include "base/log.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -265,6 +266,30 @@ static tr_status find_function(serving *s)
     return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
 }
 
+/* A result that had its memory for itself: how large that was, if it is worth to be made where the caller can have it. */
+static void expect_result(tr__rpc_entry *entry, const tr_value *result, bool in_block)
+{
+    enum { WORTH_IT = 16 << 10 };
+    const tr_tensor *x = result->kind == TR_VALUE_TENSOR && !tr__error_of(result->tensor) ? result->tensor : NULL;
+    const tr__storage *s = x && x->storage->bytes >= WORTH_IT ? x->storage : NULL;
+    bool alone = s && tr__refs(x) == 1 && atomic_load(&s->refs) == 1;
+    if (alone && in_block) return; /* as was expected, or it is an argument */
+    bool whole = alone && tr_is_contiguous(x) && s->bytes == (size_t)tr__numel(x->shape) * tr_dtype_size(x->dtype);
+    size_t bytes = whole && s->kind == TR__OWNED && s->device.kind == TR_CPU ? s->bytes : 0;
+    if (atomic_load(&entry->result_bytes) != bytes) atomic_store(&entry->result_bytes, bytes);
+}
+
+/* Memory of the size that its latest result had is made in blocks for the caller: the next result most often has it, too. */
+static tr_status call_body(serving *s)
+{
+    tr__block_target target = {s->owed.rpc, &s->owed.rpc->links[s->owed.to]};
+    const tr__storage_source source = {atomic_load(&((tr__rpc_entry *)s->entry)->result_bytes), tr__block_make, &target};
+    if (source.bytes && target.link->local && !s->owed.kept) tr__storage_source_set(&source);
+    tr_status status = s->entry->function.body(s->entry->state, s->values, &s->result);
+    tr__storage_source_set(NULL);
+    return status;
+}
+
 static tr_status run_function(serving *s)
 {
     tr_rpc *rpc = s->owed.rpc;
@@ -272,7 +297,7 @@ static tr_status run_function(serving *s)
         TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->owed.note));
     if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
     TR__TRY(check_arguments(s));
-    TR__TRY(s->entry->function.body(s->entry->state, s->values, &s->result));
+    TR__TRY(call_body(s));
     return tr_status_of(tr__rpc_value_object(&s->result));
 }
 
@@ -329,6 +354,7 @@ static void serve(serving *s)
     tr__ref(object);
     if (ours) tr_scope_pop();
     bool passes_on = ours && tr__refs(object) == 1;
+    if (status == TR_OK) expect_result((tr__rpc_entry *)s->entry, &s->result, ours);
     if (s->deferred && status != TR_OK)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
     else if (!s->deferred) /* also what is cancelled: at its caller it takes room until then */
@@ -346,10 +372,12 @@ void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
     /* This thread may wait in another function: its modes are not this one's. */
     bool grad = tr__grad_mode_set(true);
     tr_dtype autocast = tr__autocast_set(TR_F32);
+    const tr__storage_source *source = tr__storage_source_set(NULL);
     current = &s;
     serve(&s);
     current = outer;
     tr__grad_mode_set(grad);
     tr__autocast_set(autocast);
+    tr__storage_source_set(source);
     tr__inbound_free(m);
 }

@@ -213,6 +213,27 @@ bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, t
     return back;
 }
 
+/* ---- Results ----------------------------------------------------------------------------------------------------- */
+
+bool tr__block_make(void *target, tr__storage *storage)
+{
+    const tr__block_target *t = target;
+    uint64_t segment;
+    tr__segment held;
+    TR__KEEP_ERROR;
+    tr__rpc_shared_block *b = NULL;
+    if (tr__rpc_enter(&t->rpc->sending)) b = tr__block_take(t->rpc, t->link, storage->bytes, &storage->data, &segment);
+    tr__rpc_leave(&t->rpc->sending);
+    if (!b) return false;
+    if (!tr__segment_ref(segment, &held)) {
+        tr__block_give_back(b);
+        return false;
+    }
+    storage->release = release_ours;
+    storage->user = (void *)(uintptr_t)segment;
+    return true;
+}
+
 /* ---- Passing on -------------------------------------------------------------------------------------------------- */
 
 /* The block that the whole of a tensor lies in, from its beginning: its number, as the link's worker is told it. 0: none of the

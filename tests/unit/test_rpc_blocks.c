@@ -95,10 +95,22 @@ static tr_tensor *relay_and_return(tr_tensor *x)
 }
 TR_RPC(relay_and_return, TENSOR, RETURNS(TENSOR));
 
+static atomic_bool keeps;
+
+/* Makes a tensor; once it keeps that, too. */
+static tr_tensor *fives(int64_t n)
+{
+    tr_tensor *x = tr_add(tr_full(2, TR_SHAPE(n)), tr_full(3, TR_SHAPE(n)));
+    if (atomic_exchange(&keeps, false)) atomic_store(&of_mine, tr_keep(x));
+    return echo(x);
+}
+TR_RPC(fives, I64, RETURNS(TENSOR));
+
 static tr_rpc *start(const rank *r)
 {
     static const tr_rpc_function *const all[] = {&echo_rpc, &count_up_rpc, &in_rows_rpc, &a_little_of_rpc, &the_end_of_rpc,
-        &transposed_rpc, &keep_it_rpc, &keep_rows_rpc, &same_list_rpc, &twice_in_a_list_rpc, &relay_rpc, &relay_and_return_rpc};
+        &transposed_rpc, &keep_it_rpc, &keep_rows_rpc, &same_list_rpc, &twice_in_a_list_rpc, &relay_rpc, &relay_and_return_rpc,
+        &fives_rpc};
     char name[16];
     snprintf(name, sizeof name, "w%d", r->number);
     tr_rpc *rpc = tr_rpc_start(r->group, .name = name);
@@ -211,6 +223,44 @@ static void workers_pass_on_what_others_sent_them(void **state)
     run(3, pass_around, NULL);
 }
 
+/* ---- What a function makes --------------------------------------------------------------------------------------- */
+
+static bool is_full_of(const tr_tensor *x, int64_t n, float value)
+{
+    const float *v = tr_data(x);
+    for (int64_t i = 0; i < n; i++)
+        if (v[i] != value) return false;
+    return tr_numel(x) == n;
+}
+
+/* The first result of its size is copied, one that is kept, and the next. */
+static void get_results(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    for (int turn = 0; turn < 6 && r->number == 0; turn++) {
+        TR_SCOPE;
+        bool kept = turn == 2;
+        atomic_store(&keeps, kept);
+        tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, "w1", "fives", FLOATS)), *mine = atomic_exchange(&of_mine, NULL);
+        CHECK(is_full_of(x, FLOATS, 5) && (tr_data(x) == atomic_load(&seen)) == (turn == 1 || turn > 3));
+        OK(tr_fill(x, 6));
+        CHECK(!kept || is_full_of(mine, FLOATS, 5));
+        tr_release(mine);
+    }
+    for (int64_t n = FLOATS / 2; n < FLOATS && r->number == 0; n += FLOATS / 8)
+        CHECK(is_full_of(tr_future_tensor(tr_rpc_sync(rpc, "w1", "fives", n)), n, 5));
+    OK(tr_rpc_stop(rpc));
+}
+
+static void results_are_made_where_the_caller_can_have_them(void **state)
+{
+    (void)state;
+    atomic_store(&of_mine, NULL);
+    run(2, get_results, NULL);
+}
+
 /* ---- Whose a block is -------------------------------------------------------------------------------------------- */
 
 static void hold_results(rank *r)
@@ -271,6 +321,7 @@ int main(void)
         cmocka_unit_test(an_argument_that_comes_back_is_not_copied),
         cmocka_unit_test(what_stays_there_is_copied),
         cmocka_unit_test(workers_pass_on_what_others_sent_them),
+        cmocka_unit_test(results_are_made_where_the_caller_can_have_them),
         cmocka_unit_test(a_block_is_used_again_when_its_result_goes),
         cmocka_unit_test(results_outlive_the_agent),
     };
