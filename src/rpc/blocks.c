@@ -14,6 +14,7 @@
 #include "tensor/list.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { IDLE_MS = 10000 };
 
@@ -26,9 +27,14 @@ struct tr__rpc_shared_block {
     bool away;    /* the worker may have it, and may send it back */
 };
 
+static tr__rpc_block_head *head_of(void *data)
+{
+    return (tr__rpc_block_head *)((char *)data - TR__RPC_BLOCK_HEAD);
+}
+
 static atomic_uint *busy_flag(void *data)
 {
-    return &((tr__rpc_block_head *)((char *)data - TR__RPC_BLOCK_HEAD))->busy;
+    return &head_of(data)->busy;
 }
 
 static void *data_of(const tr__rpc_shared_block *b)
@@ -46,12 +52,19 @@ static size_t size_of_block(size_t bytes)
     return tr__round_up(bytes, step);
 }
 
+/* A receiver that goes may let go of one that we still copy to. */
+static bool is_free(const tr__rpc_shared_block *b)
+{
+    const tr__rpc_block_head *head = head_of(data_of(b));
+    return !atomic_load(&head->busy) && !atomic_load(&head->copying);
+}
+
 static tr__rpc_shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
 {
     tr__rpc_shared_block *found = NULL;
     pthread_mutex_lock(&blocks->lock);
     for (tr__rpc_shared_block *b = blocks->first; b && !found; b = b->next)
-        if (b->bytes == size && !atomic_load(busy_flag(data_of(b)))) found = b;
+        if (b->bytes == size && is_free(b)) found = b;
     if (found) {
         atomic_store(busy_flag(data_of(found)), 1);
         found->used = tr__now_ns();
@@ -107,6 +120,7 @@ void tr__block_filled(tr__rpc_shared_block *b)
 
 void tr__block_give_back(tr__rpc_shared_block *b)
 {
+    atomic_store(&head_of(data_of(b))->copying, 0);
     atomic_store(busy_flag(data_of(b)), 0);
 }
 
@@ -139,6 +153,115 @@ void tr__blocks_free(tr__rpc_link *link)
         free_block(b);
     }
     link->blocks.first = NULL;
+    free(link->blocks.chunk);
+    link->blocks.chunk = NULL;
+}
+
+/* ---- Copying by both sides --------------------------------------------------------------------------------------- */
+
+/*
+ * A large piece is sent before it is copied, so that the receiver can copy a part of it. The sender takes chunks from the front,
+ * and the receiver from the end, one at a time, which it reads from the sender's memory through the kernel. `progress` has the
+ * chunks that nobody has taken, and what the receiver does with the one behind them. It first reads that to memory of its own and
+ * says so (GOT): from then on the sender may change what was read. A sender that does not want to wait for a receiver that is
+ * stopped takes the chunk away (REFUSED); what the receiver reads of it then counts for nothing.
+ */
+enum { CHUNK = 256 << 10, PATIENCE_NS = 100000, MOST_AT_ONCE = 4 };
+enum { READING = 1, GOT, REFUSED };
+
+typedef struct progress {
+    unsigned first, end, receiver;
+} progress;
+
+static progress progress_of(uint64_t word)
+{
+    return (progress){word & 0xffffff, word >> 24 & 0xffffff, (unsigned)(word >> 48)};
+}
+
+static uint64_t word_of(progress p)
+{
+    return p.first | (uint64_t)p.end << 24 | (uint64_t)p.receiver << 48;
+}
+
+static unsigned chunks_of(uint64_t bytes)
+{
+    return (unsigned)((bytes + CHUNK - 1) / CHUNK);
+}
+
+/* Copies one; the number may be any, as it comes from shared memory. */
+static void copy_chunk(void *to, const void *from, uint64_t bytes, unsigned chunk)
+{
+    uint64_t at = (uint64_t)chunk * CHUNK;
+    if (at < bytes) memcpy((char *)to + at, (const char *)from + at, bytes - at < CHUNK ? bytes - at : CHUNK);
+}
+
+void tr__block_offer(tr__rpc_shared_block *b, const void *from, uint64_t bytes)
+{
+    tr__rpc_block_head *head = head_of(data_of(b));
+    atomic_store(&head->from, (uint64_t)(uintptr_t)from);
+    atomic_store(&head->progress, word_of((progress){.end = chunks_of(bytes)}));
+    atomic_store(&head->copying, 1);
+}
+
+void tr__block_copy(tr__rpc_shared_block *b, const void *from, uint64_t bytes)
+{
+    tr__rpc_block_head *head = head_of(data_of(b));
+    uint64_t word = atomic_load(&head->progress);
+    for (progress p = progress_of(word); p.first < p.end; p = progress_of(word)) {
+        uint64_t taken = word_of((progress){p.first + 1, p.end, p.receiver});
+        if (!atomic_compare_exchange_weak(&head->progress, &word, taken)) continue;
+        copy_chunk(data_of(b), from, bytes, p.first);
+        word = taken;
+    }
+    int64_t until = tr__now_ns() + PATIENCE_NS;
+    progress p = progress_of(word);
+    for (; p.receiver == READING; p = progress_of(word)) {
+        progress refused = {p.first, p.end, REFUSED};
+        if (tr__now_ns() > until) atomic_compare_exchange_strong(&head->progress, &word, word_of(refused));
+        word = atomic_load(&head->progress);
+    }
+    if (p.receiver == REFUSED) copy_chunk(data_of(b), from, bytes, p.end);
+    atomic_store(&head->copying, 0);
+}
+
+/* Takes the last chunk; false: there is none. */
+static bool take_last(tr__rpc_block_head *head, unsigned *chunk)
+{
+    uint64_t word = atomic_load(&head->progress);
+    for (progress p = progress_of(word); p.first < p.end && p.receiver != REFUSED; p = progress_of(word)) {
+        *chunk = p.end - 1;
+        progress taken = {p.first, p.end - 1, READING};
+        if (atomic_compare_exchange_weak(&head->progress, &word, word_of(taken))) return true;
+    }
+    return false;
+}
+
+/* False: the sender has taken it away. */
+static bool keep_chunk(tr__rpc_block_head *head, bool got)
+{
+    uint64_t word = atomic_load(&head->progress);
+    for (progress p = progress_of(word); p.receiver == READING; p = progress_of(word)) {
+        progress kept = {p.first, p.end, got ? GOT : REFUSED};
+        if (atomic_compare_exchange_weak(&head->progress, &word, word_of(kept))) return got;
+    }
+    return false;
+}
+
+tr__rpc_copying tr__block_help(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_arrived *piece)
+{
+    tr__rpc_block_head *head = head_of(piece->memory);
+    tr__rpc_blocks *blocks = &link->blocks;
+    if (!atomic_load(&head->busy) || !atomic_load(&head->copying)) return TR__RPC_COPIED;
+    if (!blocks->chunk) blocks->chunk = malloc(CHUNK);
+    for (int i = 0; i < MOST_AT_ONCE; i++) {
+        unsigned chunk;
+        if (!blocks->chunk || !take_last(head, &chunk)) return atomic_load(&head->copying) ? TR__RPC_AWAITED : TR__RPC_COPIED;
+        uint64_t at = (uint64_t)chunk * CHUNK, bytes = at < piece->bytes ? piece->bytes - at : 0;
+        if (bytes > CHUNK) bytes = CHUNK;
+        bool got = bytes && tr__raw_read(rpc->group, link->worker, atomic_load(&head->from) + at, bytes, blocks->chunk);
+        if (keep_chunk(head, got)) memcpy(piece->memory + at, blocks->chunk, bytes);
+    }
+    return TR__RPC_COPYING;
 }
 
 /* ---- Theirs ------------------------------------------------------------------------------------------------------ */
@@ -269,6 +392,7 @@ uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x)
     uint64_t segment = tr__refs(x) == 1 && atomic_load(&s->refs) == 1 ? block_of(link, x) : 0;
     if (!segment) return 0;
     if (segment & TR__RPC_YOURS) {
+        atomic_store(busy_flag(s->data), 1); /* as it is: for ThreadSanitizer, see tr__block_filled() */
         s->release = leave_theirs;
         return segment;
     }

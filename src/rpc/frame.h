@@ -20,7 +20,7 @@
 
 enum {
     TR__RPC_MAGIC = 0x31505254, /* "TRP1" */
-    TR__RPC_VERSION = 6,
+    TR__RPC_VERSION = 7,
     TR__RPC_INLINE = 2048,           /* data of a tensor that stays in the body */
     TR__RPC_BODY_MAX = 64 << 20,
     TR__RPC_PIECES_MAX = 4096,

@@ -7,6 +7,7 @@
 #include <trireme/rpc.h>
 
 #include <stdatomic.h>
+#include <stdlib.h>
 
 enum { FLOATS = 30000 };
 
@@ -315,6 +316,47 @@ static void results_outlive_the_agent(void **state)
     run(2, hold_beyond_the_end, NULL);
 }
 
+/* ---- Copying by both sides --------------------------------------------------------------------------------------- */
+
+enum { CHUNK = 256 << 10, CHUNKS = 4, PIECE = CHUNKS * CHUNK - 100 };
+
+/* As a receiver of another process does it that has taken the last chunk, and been stopped with it (progress: blocks.c). */
+static void stand_still(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    static const uint64_t reading = (uint64_t)1 << 48, got = (uint64_t)2 << 48, refused = (uint64_t)3 << 48;
+    const uint64_t afterwards[] = {refused, got, refused};
+    for (int way = 0; way < 3 && r->number == 0; way++) {
+        uint64_t segment;
+        void *memory;
+        tr__rpc_shared_block *b = tr__block_take(rpc, &rpc->links[1], PIECE, &memory, &segment);
+        CHECK(b);
+        char *piece = malloc(PIECE);
+        memset(piece, 1, PIECE);
+        memset(memory, 0, PIECE);
+        tr__rpc_block_head *head = (tr__rpc_block_head *)((char *)memory - TR__RPC_BLOCK_HEAD);
+        tr__block_offer(b, piece, PIECE);
+        CHECK(atomic_load(&head->copying) && atomic_load(&head->progress) == (uint64_t)CHUNKS << 24);
+        uint64_t taken = (uint64_t)(CHUNKS - 1) << 24, state = way == 0 ? reading : afterwards[way];
+        atomic_store(&head->progress, taken | state);
+        tr__block_copy(b, piece, PIECE);
+        CHECK(!atomic_load(&head->copying) && atomic_load(&head->progress) == (taken | (CHUNKS - 1) | afterwards[way]));
+        size_t there = afterwards[way] == refused ? PIECE : PIECE / CHUNK * CHUNK;
+        for (size_t i = 0; i < PIECE; i++) CHECK(((char *)memory)[i] == (i < there));
+        tr__block_give_back(b);
+        free(piece);
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_sender_does_not_wait_for_a_receiver_that_stands_still(void **state)
+{
+    (void)state;
+    run(2, stand_still, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -324,6 +366,7 @@ int main(void)
         cmocka_unit_test(results_are_made_where_the_caller_can_have_them),
         cmocka_unit_test(a_block_is_used_again_when_its_result_goes),
         cmocka_unit_test(results_outlive_the_agent),
+        cmocka_unit_test(a_sender_does_not_wait_for_a_receiver_that_stands_still),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
