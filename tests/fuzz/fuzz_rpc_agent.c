@@ -309,7 +309,9 @@ static void start(void)
     rpc->found_last = &rpc->found;
     rpc->watch = rpc->dozing = rpc->kick = -1;
     rpc->next_deadline = INT64_MAX;
+    atomic_store(&rpc->timeout_ms, 60000); /* what rank 1 shows may be late; later nothing is waited for */
     renew_link();
+    atomic_store(&rpc->timeout_ms, 0);
     register_all();
 }
 
