@@ -108,6 +108,8 @@ typedef struct tr__rpc_shared_block tr__rpc_shared_block;   /* blocks.c */
 typedef struct tr__rpc_blocks { /* that we have made for a worker */
     pthread_mutex_t lock;
     tr__rpc_shared_block *first;
+    uint64_t id; /* the number of our ring's segment: no other link of this process ever has it */
+    char *chunk; /* under `reading`: a part of a piece, on its way to a block of the worker's; or NULL */
 } tr__rpc_blocks;
 
 /* From TR__RPC_DAMAGED on, what has come is not read any more. */
@@ -117,6 +119,7 @@ typedef enum tr__rpc_ending { TR__RPC_LASTS, TR__RPC_LEFT, TR__RPC_DIED, TR__RPC
 typedef struct tr__rpc_link {
     int worker;
     bool local; /* on this host, and not ourselves */
+    bool crosses; /* and we may read each other's memory, and have a core each */
     char name[TR__RPC_WORKER_NAME];
     tr__rpc_stream *stream; /* NULL: ourselves, or not yet */
     tr__rpc_blocks blocks;
@@ -141,6 +144,7 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
     void *state;
     tr__rpc_handler handler;
     bool attended;
+    atomic_size_t result_bytes; /* of what its latest result was copied from that nothing else needed; 0: of none */
     char name[];
 } tr__rpc_entry;
 
@@ -388,7 +392,9 @@ int tr__rpc_requests(tr_rpc *rpc); /* that are queued or run */
 
 /* ---- link.c ------------------------------------------------------------------------------------------------------ */
 
-/* Where a piece lies. segment: the block, whose data begin TR__RPC_BLOCK_HEAD bytes in; 0: the data follow in the stream. */
+/* Where a piece lies. segment: the block, whose data begin TR__RPC_BLOCK_HEAD bytes in; with TR__RPC_YOURS it is one that the
+ * receiver has made. 0: the data follow in the stream. */
+#define TR__RPC_YOURS ((uint64_t)1 << 63)
 typedef struct tr__rpc_place {
     uint64_t segment, bytes;
 } tr__rpc_place;
@@ -423,7 +429,9 @@ void tr__link_finish(tr__rpc_link *link, int64_t deadline);
 
 enum { TR__RPC_BLOCK_HEAD = 64 };
 typedef struct tr__rpc_block_head { /* the first TR__RPC_BLOCK_HEAD bytes of a block */
-    atomic_uint busy; /* from when it is taken until the receiver has no use for it any more */
+    atomic_uint busy;    /* from when it is taken until the receiver has no use for it any more */
+    atomic_uint copying; /* the sender still copies the piece, from there; and how far both are: blocks.c */
+    _Atomic uint64_t from, progress;
 } tr__rpc_block_head;
 
 /* Memory for a piece of so many bytes, which is the receiver's from when it is sent. NULL: no memory. */
@@ -431,13 +439,35 @@ tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t byt
 /* The piece is in it. Its receiver's store says the same to the next thread that takes it, but where that is another process,
  * ThreadSanitizer does not see it. */
 void tr__block_filled(tr__rpc_shared_block *b);
+/* Such a piece is sent before it is there: then the sender copies it, and the receiver helps. */
+void tr__block_offer(tr__rpc_shared_block *b, const void *from, uint64_t bytes);
+void tr__block_copy(tr__rpc_shared_block *b, const void *from, uint64_t bytes);
+/* Is a piece there that has arrived, is there more to help with, or is its sender waited for? */
+typedef enum tr__rpc_copying { TR__RPC_COPIED, TR__RPC_COPYING, TR__RPC_AWAITED } tr__rpc_copying;
+tr__rpc_copying tr__block_help(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_arrived *piece);
 /* It was not sent. */
 void tr__block_give_back(tr__rpc_shared_block *b);
 /* Frees those that have not been used for a while. */
 void tr__blocks_trim(tr__rpc_link *link);
 void tr__blocks_free(tr__rpc_link *link);
 /* A piece in a block of a worker's; takes the mapping over. False: it is longer than its block, or there is no memory. */
-bool tr__block_arrived(const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_arrived *piece);
+bool tr__block_arrived(const tr__rpc_link *link, const tr__shm_mapping *mapping, uint64_t bytes, tr__rpc_arrived *piece);
+/* A piece in a block of ours, which the worker sends back. False: it does not have it, or it is not as long. */
+bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, tr__rpc_arrived *piece);
+/* A tr__storage_source of what a function makes for a worker of this host, to be passed on. */
+typedef struct tr__block_target {
+    tr_rpc *rpc;
+    tr__rpc_link *link;
+} tr__block_target;
+struct tr__storage;
+bool tr__block_make(void *target, struct tr__storage *storage);
+/* Does a tensor of the value, or of its list, lie in a block that the worker can be sent as it is? */
+bool tr__block_holds(tr__rpc_link *link, const tr_value *value);
+/* Such a tensor that is to be sent, and goes right after: its block's number, as the worker is told it, which has the block from
+ * when the message is sent. 0: it lies elsewhere, or somebody else refers to it or its memory. */
+uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x);
+/* It was not sent, whether it was to be passed on or not. */
+void tr__block_keep(const tr_tensor *x);
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

@@ -2,6 +2,7 @@
 #include "rpc/agent.h"
 
 #include "base/log.h"
+#include "tensor/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,11 +61,12 @@ static tr_status send_reply(const owed *o, tr_status status, const tr__rpc_write
     return tr__rpc_send(o->rpc, o->to, (tr__rpc_frame){.type = TR__RPC_REPLY, .id = o->call, .status = status}, w);
 }
 
-static tr_status send_result(const owed *o, const tr_value *result, const tr__rpc_note *note)
+static tr_status send_result(const owed *o, const tr_value *result, const tr__rpc_note *note, bool passes_on)
 {
     tr__rpc_writer w;
     tr__rpc_hand_over h;
     tr__rpc_write_to(&w, &h, o->rpc, o->to);
+    w.passes_on = passes_on;
     tr__rpc_write_note(&w, note);
     tr__rpc_write_value(&w, result);
     if (o->kept) tr__rpc_write_bytes(&w, &o->value, sizeof o->value);
@@ -86,8 +88,9 @@ static tr_status send_failure(const owed *o, tr_status why, const tr__rpc_note *
     return status;
 }
 
-/* With the result, or this thread's latest failure. The caller hears of a result that cannot be sent, too; returns why it cannot. */
-static tr_status answer(const owed *o, tr_status status, tr_value result)
+/* With the result, or this thread's latest failure. The caller hears of a result that cannot be sent, too; returns why it cannot.
+ * passes_on: who answers has the one reference to the result, and drops it then. */
+static tr_status answer(const owed *o, tr_status status, tr_value result, bool passes_on)
 {
     tr_rpc *rpc = o->rpc;
     tr__rpc_note note = o->note;
@@ -107,7 +110,7 @@ static tr_status answer(const owed *o, tr_status status, tr_value result)
     tr_status sent = status;
     if (sent == TR_OK && o->hooked) sent = tr__rpc_outgoing(rpc, o->to, true, &result, 1, &note);
     if (sent == TR_OK) {
-        sent = send_result(o, &result, &note);
+        sent = send_result(o, &result, &note, passes_on);
         if (sent != TR_OK && o->hooked) tr__rpc_unsent(rpc, &note);
     }
     if (sent != TR_OK && o->hooked) {
@@ -138,7 +141,7 @@ static tr_status settle(tr_rpc_reply *r, tr_status status, tr_value value)
         return tr__fail(TR_STATE, "rpc: the call of %s by \"%s\" has been answered already", o->function, o->rpc->links[o->to].name);
     bool open = tr__rpc_enter(&o->rpc->answering), hooked = open && o->hooked;
     if (hooked) enter(o, true);
-    tr_status sent = open ? answer(o, status, value) : TR_OK;
+    tr_status sent = open ? answer(o, status, value, false) : TR_OK;
     if (hooked) enter(o, false);
     tr__rpc_leave(&o->rpc->answering);
     /* Nobody waits for an answer that cannot come any more. */
@@ -263,6 +266,30 @@ static tr_status find_function(serving *s)
     return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
 }
 
+/* A result that had its memory for itself: how large that was, if it is worth to be made where the caller can have it. */
+static void expect_result(tr__rpc_entry *entry, const tr_value *result, bool in_block)
+{
+    enum { WORTH_IT = 16 << 10 };
+    const tr_tensor *x = result->kind == TR_VALUE_TENSOR && !tr__error_of(result->tensor) ? result->tensor : NULL;
+    const tr__storage *s = x && x->storage->bytes >= WORTH_IT ? x->storage : NULL;
+    bool alone = s && tr__refs(x) == 1 && atomic_load(&s->refs) == 1;
+    if (alone && in_block) return; /* as was expected, or it is an argument */
+    bool whole = alone && tr_is_contiguous(x) && s->bytes == (size_t)tr__numel(x->shape) * tr_dtype_size(x->dtype);
+    size_t bytes = whole && s->kind == TR__OWNED && s->device.kind == TR_CPU ? s->bytes : 0;
+    if (atomic_load(&entry->result_bytes) != bytes) atomic_store(&entry->result_bytes, bytes);
+}
+
+/* Memory of the size that its latest result had is made in blocks for the caller: the next result most often has it, too. */
+static tr_status call_body(serving *s)
+{
+    tr__block_target target = {s->owed.rpc, &s->owed.rpc->links[s->owed.to]};
+    const tr__storage_source source = {atomic_load(&((tr__rpc_entry *)s->entry)->result_bytes), tr__block_make, &target};
+    if (source.bytes && target.link->local && !s->owed.kept) tr__storage_source_set(&source);
+    tr_status status = s->entry->function.body(s->entry->state, s->values, &s->result);
+    tr__storage_source_set(NULL);
+    return status;
+}
+
 static tr_status run_function(serving *s)
 {
     tr_rpc *rpc = s->owed.rpc;
@@ -270,7 +297,7 @@ static tr_status run_function(serving *s)
         TR__TRY(rpc->hooks.incoming(rpc->hooks.user, s->m->from, false, s->values + s->first, s->count, &s->owed.note));
     if (s->entry->handler) return s->entry->handler(s->entry->state, s->m->from, s->values, s->count + s->first, &s->result);
     TR__TRY(check_arguments(s));
-    TR__TRY(s->entry->function.body(s->entry->state, s->values, &s->result));
+    TR__TRY(call_body(s));
     return tr_status_of(tr__rpc_value_object(&s->result));
 }
 
@@ -307,9 +334,11 @@ uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY])
     return ended;
 }
 
+/* What the function made ends before the answer only where its memory may go with that. */
 static void serve(serving *s)
 {
     TR_SCOPE;
+    tr_scope_push();
     s->result = tr_value_none();
     tr_status status = read_request(s);
     s->owed.hooked = status == TR_OK && tr__rpc_is_hooked(s->owed.rpc, s->owed.function);
@@ -320,13 +349,21 @@ static void serve(serving *s)
         status = carry_out(s);
         set_running(s->owed.rpc, &run, false);
     }
+    bool ours = status == TR_OK && !s->deferred && !s->owed.kept && tr__block_holds(&s->owed.rpc->links[s->owed.to], &s->result);
+    const void *object = ours ? tr__rpc_value_object(&s->result) : NULL;
+    tr__ref(object);
+    if (ours) tr_scope_pop();
+    bool passes_on = ours && tr__refs(object) == 1;
+    if (status == TR_OK) expect_result((tr__rpc_entry *)s->entry, &s->result, ours);
     if (s->deferred && status != TR_OK)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
     else if (!s->deferred) /* also what is cancelled: at its caller it takes room until then */
-        (void)!answer(&s->owed, status, s->result);
+        (void)!answer(&s->owed, status, s->result, passes_on);
     if (s->owed.hooked) enter(&s->owed, false);
     tr__unref(s->deferred);
     if (s->values != s->few) free(s->values);
+    tr__unref(object);
+    if (!ours) tr_scope_pop();
 }
 
 void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
@@ -335,10 +372,12 @@ void tr__rpc_serve(tr_rpc *rpc, tr__rpc_inbound *m)
     /* This thread may wait in another function: its modes are not this one's. */
     bool grad = tr__grad_mode_set(true);
     tr_dtype autocast = tr__autocast_set(TR_F32);
+    const tr__storage_source *source = tr__storage_source_set(NULL);
     current = &s;
     serve(&s);
     current = outer;
     tr__grad_mode_set(grad);
     tr__autocast_set(autocast);
+    tr__storage_source_set(source);
     tr__inbound_free(m);
 }

@@ -61,6 +61,7 @@ void tr__rpc_writer_begin(tr__rpc_writer *w)
     w->piece_count = 0;
     w->piece_room = 0;
     w->payload = 0;
+    w->passes_on = false;
     w->status = TR_OK;
     w->hand_over = NULL;
     w->user = NULL;

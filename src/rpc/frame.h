@@ -20,7 +20,7 @@
 
 enum {
     TR__RPC_MAGIC = 0x31505254, /* "TRP1" */
-    TR__RPC_VERSION = 5,
+    TR__RPC_VERSION = 7,
     TR__RPC_INLINE = 2048,           /* data of a tensor that stays in the body */
     TR__RPC_BODY_MAX = 64 << 20,
     TR__RPC_PIECES_MAX = 4096,
@@ -69,6 +69,7 @@ typedef struct tr__rpc_writer {
     int piece_count;
     size_t piece_room;
     uint64_t payload;
+    bool passes_on; /* nobody uses the values afterwards: what lies in blocks may go with them (blocks.c) */
     /* Hands a reference over: fills in where it lives and the fork, 40 bytes. */
     tr_status (*hand_over)(void *user, tr_rref *ref, unsigned char token[40]);
     void *user;

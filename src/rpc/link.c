@@ -29,6 +29,7 @@ enum {
     SHOW_MS = 10000, /* how long a block may come after the message that names it, if the agent's timeout is shorter */
     SHARE = 1 << 20, /* bytes that are read from one worker before the others have their turn */
     IOV_MOST = 64,
+    OFFERED = 2 << 20, /* bytes of a piece from which on the receiver helps to copy it: they are more than a core's cache holds */
     COMES = EPOLLIN | EPOLLRDHUP,
 };
 
@@ -56,6 +57,8 @@ struct tr__rpc_stream {
     uint64_t at, until;    /* how far we have read, and there is to read */
     atomic_bool stalled;   /* a block has not come; reading goes on when it has */
     _Atomic int64_t stalled_since;
+    atomic_int copying;    /* a tr__rpc_copying: of the piece that is to come next, */
+    _Atomic uint32_t seen_copied; /* when the worker had copied so many */
 
     _Atomic int64_t ended; /* when the stream ended; 0: not yet */
     atomic_bool broken;    /* what comes makes no sense: it is read no more */
@@ -212,7 +215,8 @@ static bool send_parts(tr__rpc_stream *f, struct iovec *parts, int count)
 
 enum { FEW = 4 };
 
-/* A message that goes out. Of each piece: its block; or a copy, of a tensor that does not lie row-major in memory; or NULL. */
+/* A message that goes out. Of each piece: its block, but for one that is passed on; or a copy, of a tensor that does not lie
+ * row-major in memory; or NULL. */
 typedef struct outgoing {
     struct iovec *parts;
     tr__rpc_place *places;
@@ -235,25 +239,37 @@ static bool begin_outgoing(outgoing *o, size_t pieces)
 }
 
 /* A message that has not gone gives its blocks back. */
-static void end_outgoing(const tr__rpc_stream *f, outgoing *o, int pieces, bool sent)
+static void end_outgoing(const tr__rpc_stream *f, outgoing *o, const tr__rpc_writer *w, bool sent)
 {
-    for (int i = 0; o->held && i < pieces; i++) {
+    for (int i = 0; o->held && i < w->piece_count; i++) {
         if (f->wire)
             free(o->held[i]);
         else if (o->held[i] && !sent)
             tr__block_give_back(o->held[i]);
+        if (w->passes_on && !sent && w->pieces[i].tensor) tr__block_keep(w->pieces[i].tensor);
     }
-    if (pieces <= FEW) return;
+    if (w->piece_count <= FEW) return;
     free(o->parts);
     free(o->places);
     free(o->held);
 }
 
-static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, const tr__rpc_piece *p)
+/* Memory of a piece that the worker may help to copy; else NULL. */
+static const void *offered(const tr__rpc_link *link, const tr__rpc_piece *p)
 {
+    if (!link->crosses || p->bytes < OFFERED) return NULL;
+    if (!p->tensor) return p->data;
+    return tr_is_contiguous(p->tensor) ? tr_data(p->tensor) : NULL;
+}
+
+static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, const tr__rpc_writer *w)
+{
+    const tr__rpc_piece *p = &w->pieces[i];
     bool beside = !link->stream->wire;
     void *memory = NULL;
     o->places[i] = (tr__rpc_place){.bytes = p->bytes};
+    if (beside && w->passes_on && p->tensor) o->places[i].segment = tr__block_pass_on(link, p->tensor);
+    if (o->places[i].segment) return TR_OK;
     if (!beside && (!p->tensor || tr_is_contiguous(p->tensor))) {
         const void *data = p->tensor ? tr_data(p->tensor) : p->data;
         o->parts[o->count++] = (struct iovec){(void *)data, p->bytes};
@@ -262,6 +278,11 @@ static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, 
     if (beside) {
         o->held[i] = tr__block_take(rpc, link, p->bytes, &memory, &o->places[i].segment);
         if (!o->held[i]) return TR_NO_MEMORY;
+        const void *from = offered(link, p);
+        if (from) {
+            tr__block_offer(o->held[i], from, p->bytes);
+            return TR_OK;
+        }
     } else {
         memory = o->held[i] = malloc(p->bytes);
         if (!memory) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
@@ -270,6 +291,19 @@ static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, 
     tr_status status = tr__rpc_piece_copy(p, memory);
     if (beside) tr__block_filled(o->held[i]);
     return status;
+}
+
+/* Copies what was offered. */
+static void copy_offered(const tr__rpc_link *link, const outgoing *o, const tr__rpc_writer *w)
+{
+    tr__rpc_stream *f = link->stream;
+    for (int i = 0; i < w->piece_count; i++) {
+        const void *from = o->held[i] ? offered(link, &w->pieces[i]) : NULL;
+        if (!from) continue;
+        tr__block_copy(o->held[i], from, w->pieces[i].bytes);
+        atomic_fetch_add(&f->out->copied, 1);
+        ring_bell(f->bell);
+    }
 }
 
 tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *frame, const tr__rpc_writer *w)
@@ -283,19 +317,20 @@ tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
         o.parts[o.count++] = (struct iovec){w->at, w->used};
         o.parts[o.count++] = (struct iovec){o.places, pieces * sizeof *o.places};
     }
-    for (int i = 0; i < w->piece_count && status == TR_OK; i++) status = add_piece(rpc, link, &o, i, &w->pieces[i]);
+    for (int i = 0; i < w->piece_count && status == TR_OK; i++) status = add_piece(rpc, link, &o, i, w);
     if (status == TR_OK) {
         pthread_mutex_lock(&f->lock);
         bool sent = send_parts(f, o.parts, o.count);
         go_on_sending(f);
         pthread_mutex_unlock(&f->lock);
         if (!f->wire) ring_bell(f->bell);
+        if (sent && link->crosses) copy_offered(link, &o, w);
         if (!sent) { /* it went in part, maybe: what follows would make no sense there */
             tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
             status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         }
     }
-    end_outgoing(f, &o, w->piece_count, status == TR_OK);
+    end_outgoing(f, &o, w, status == TR_OK);
     return status;
 }
 
@@ -333,6 +368,9 @@ bool tr__link_waiting(const tr__rpc_link *link)
     if (f->wire) return atomic_load(&f->ready);
     if (!f->in) return false;
     if (atomic_load_explicit(&f->awaits_room, memory_order_relaxed) && bytes_in(f->out) <= TR__SHM_STREAM / 2) return true;
+    int copying = atomic_load(&f->copying);
+    if (copying == TR__RPC_COPYING) return true;
+    if (copying == TR__RPC_AWAITED) return atomic_load(&f->in->copied) != atomic_load(&f->seen_copied);
     if (atomic_load(&f->stalled)) return false;
     bool closed = atomic_load_explicit(&f->out->closed, memory_order_relaxed) && !atomic_load(&f->ended);
     return bytes_in(f->in) || closed || atomic_load(&f->stalled_since);
@@ -393,11 +431,13 @@ static progress make_message(tr__rpc_link *link)
     return f->message && (f->places || !f->frame.pieces) ? DONE : BROKEN;
 }
 
-/* A piece lies in a block. If that has not come yet, reading goes on when it has; it may come while we look. */
+/* A piece lies in a block. If one of the worker's has not come yet, reading goes on when it has; it may come while we look. */
 static progress find_block(tr_rpc *rpc, tr__rpc_link *link, tr__rpc_place place, tr__rpc_arrived *piece)
 {
     tr__rpc_stream *f = link->stream;
     tr__shm_mapping mapping;
+    if (place.segment & TR__RPC_YOURS)
+        return tr__block_came_back(link, place.segment & ~TR__RPC_YOURS, place.bytes, piece) ? DONE : BROKEN;
     bool found = tr__raw_hold(rpc->group, link->worker, place.segment, 0, &mapping);
     if (!found) {
         atomic_store(&f->stalled, true);
@@ -408,7 +448,17 @@ static progress find_block(tr_rpc *rpc, tr__rpc_link *link, tr__rpc_place place,
     }
     atomic_store(&f->stalled, false);
     atomic_store(&f->stalled_since, 0);
-    return tr__block_arrived(&mapping, place.bytes, piece) ? DONE : BROKEN;
+    return tr__block_arrived(link, &mapping, place.bytes, piece) ? DONE : BROKEN;
+}
+
+/* A piece that the worker has not copied to the end is copied from here, too. Reading goes on when it is there. */
+static progress copy_piece(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_arrived *piece)
+{
+    tr__rpc_stream *f = link->stream;
+    atomic_store(&f->seen_copied, atomic_load(&f->in->copied)); /* before we look */
+    tr__rpc_copying copying = tr__block_help(rpc, link, piece);
+    atomic_store(&f->copying, (int)copying);
+    return copying == TR__RPC_COPIED ? DONE : STALLED;
 }
 
 static progress make_pieces(tr_rpc *rpc, tr__rpc_link *link)
@@ -420,9 +470,11 @@ static progress make_pieces(tr_rpc *rpc, tr__rpc_link *link)
         tr__rpc_place place = f->places[i];
         if (place.bytes > left || (place.segment && f->wire)) return BROKEN;
         left -= place.bytes;
-        if (piece->memory) continue; /* since we looked last */
-        if (!place.segment && !tr__rpc_piece_alloc(piece, place.bytes)) return BROKEN;
-        progress p = place.segment ? find_block(rpc, link, place, piece) : DONE;
+        bool found = piece->memory != NULL; /* since we looked last */
+        if (!found && !place.segment && !tr__rpc_piece_alloc(piece, place.bytes)) return BROKEN;
+        progress p = !found && place.segment ? find_block(rpc, link, place, piece) : DONE;
+        bool theirs = place.segment && !(place.segment & TR__RPC_YOURS);
+        if (p == DONE && theirs) p = copy_piece(rpc, link, piece);
         if (p != DONE) return p;
     }
     return left == 0 ? DONE : BROKEN;
@@ -564,6 +616,7 @@ tr_status tr__link_show_ring(tr_rpc *rpc, tr__rpc_link *link)
     uint64_t page, ring;
     TR__TRY(tr__raw_show(rpc->group, link->worker, rpc->page, &page));
     TR__TRY(tr__raw_show(rpc->group, link->worker, link->stream->out, &ring));
+    link->blocks.id = ring;
     atomic_store(&rpc->page->rings[link->worker], ring);
     return TR_OK;
 }
@@ -596,6 +649,7 @@ tr_status tr__link_find_ring(tr_rpc *rpc, tr__rpc_link *link, uint64_t page)
     f->bell = &theirs->bell;
     TR__TRY(await_memory(rpc, link, atomic_load(&theirs->rings[rpc->rank]), sizeof *f->in, &f->ring));
     f->in = (tr__shm_channel *)(void *)f->ring.memory;
+    link->crosses = !rpc->crowded && tr__raw_crosses(rpc->group, link->worker);
     return TR_OK;
 }
 

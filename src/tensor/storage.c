@@ -2,6 +2,15 @@
 
 #include <stdlib.h>
 
+static _Thread_local const tr__storage_source *source __attribute__((tls_model("initial-exec")));
+
+const tr__storage_source *tr__storage_source_set(const tr__storage_source *now)
+{
+    const tr__storage_source *before = source;
+    source = now;
+    return before;
+}
+
 tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared)
 {
     if (shared && device.kind != TR_CPU) {
@@ -13,17 +22,17 @@ tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared)
         tr__fail(TR_NO_MEMORY, "out of memory");
         return NULL;
     }
-    if (shared) storage->data = tr_shared_alloc(bytes);
-    else if (tr__device_allocate(device, bytes ? bytes : 1, &storage->data) != TR_OK) storage->data = NULL;
-    if (!storage->data) {
-        free(storage);
-        return NULL;
-    }
-    atomic_init(&storage->refs, 1);
     storage->device = device;
     storage->bytes = bytes;
     storage->kind = shared ? TR__SHARED : TR__OWNED;
-    return storage;
+    atomic_init(&storage->refs, 1);
+    bool sourced = source && source->bytes == bytes && !shared && device.kind == TR_CPU && source->make(source->user, storage);
+    if (sourced) storage->kind = TR__WRAPPED;
+    else if (shared) storage->data = tr_shared_alloc(bytes);
+    else if (tr__device_allocate(device, bytes ? bytes : 1, &storage->data) != TR_OK) storage->data = NULL;
+    if (storage->data) return storage;
+    free(storage);
+    return NULL;
 }
 
 void tr__storage_unref(tr__storage *storage)

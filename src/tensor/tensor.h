@@ -33,6 +33,15 @@ typedef struct tr__storage {
 } tr__storage;
 
 tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared); /* NULL: failed, message set */
+/* Where this thread's new CPU storages of so many bytes come from, while it is set: make() fills in the data, their release and its
+ * user. False: from where others come. */
+typedef struct tr__storage_source {
+    size_t bytes;
+    bool (*make)(void *user, tr__storage *storage);
+    void *user;
+} tr__storage_source;
+/* NULL: none. Returns the previous one. */
+const tr__storage_source *tr__storage_source_set(const tr__storage_source *source);
 static inline tr__storage *tr__storage_ref(tr__storage *s) { atomic_fetch_add(&s->refs, 1); return s; }
 void tr__storage_unref(tr__storage *storage); /* NULL does nothing */
 /* Gives a fresh storage a version for each of n sections, which begin at these bytes, the first at 0. */

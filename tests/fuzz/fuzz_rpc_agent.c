@@ -26,7 +26,8 @@ static struct {
     tr_rpc *rpc;
     tr__rpc_page *page;     /* of rank 1, */
     tr__shm_channel *ring;  /* the ring that the agent reads, */
-    uint64_t shown, blocks[BLOCKS]; /* and the segments of its page and blocks */
+    uint64_t shown, blocks[BLOCKS]; /* and the segments of its page and blocks, */
+    uint64_t taken;         /* and of a block of the agent's that rank 1 may send back */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     tr_group *groups[2], *twin; /* of rank 1 */
@@ -182,11 +183,12 @@ static void write_body(tr__rpc_writer *w, tr__rpc_frame *frame, uint32_t number)
     }
 }
 
-/* Some with a piece in a block, as long as that or shorter, which is number 1 or 2 there; or behind the message. */
+/* Some with a piece in a block, as long as that or shorter, which is number 1 or 2 there, or 3, of the agent's; or behind the
+ * message. */
 static size_t add_frame(uint8_t *bytes, size_t room, const tr__rpc_frame *frame, const tr__rpc_writer *w, uint32_t number)
 {
     tr__rpc_frame f = *frame;
-    tr__rpc_place place = {number / 5 % 3, number % 2 ? 3000 : w->used};
+    tr__rpc_place place = {number / 5 % 4, number % 2 ? 3000 : w->used};
     f.pieces = number % 7 == 2;
     f.payload = f.pieces ? place.bytes : 0;
     size_t places = f.pieces ? sizeof place : 0, behind = f.pieces && !place.segment ? place.bytes : 0;
@@ -272,6 +274,8 @@ static void renew_link(void)
     FUZZ_CHECK(tr__link_make_ring(&rpc->links[1]) == TR_OK);
     FUZZ_CHECK(tr__link_show_ring(rpc, &rpc->links[1]) == TR_OK);
     FUZZ_CHECK(tr__link_find_ring(rpc, &rpc->links[1], world.shown) == TR_OK);
+    void *memory;
+    FUZZ_CHECK(tr__block_take(rpc, &rpc->links[1], BLOCK_BYTES - TR__RPC_BLOCK_HEAD, &memory, &world.taken));
 }
 
 static void register_all(void)
@@ -305,7 +309,9 @@ static void start(void)
     rpc->found_last = &rpc->found;
     rpc->watch = rpc->dozing = rpc->kick = -1;
     rpc->next_deadline = INT64_MAX;
+    atomic_store(&rpc->timeout_ms, 60000); /* what rank 1 shows may be late; later nothing is waited for */
     renew_link();
+    atomic_store(&rpc->timeout_ms, 0);
     register_all();
 }
 
@@ -390,7 +396,7 @@ static void put_right(uint8_t *bytes, size_t count)
     }
 }
 
-/* Where an input says 1 or 2, the places of pieces have the number of a block. */
+/* Where an input says 1, 2 or 3, the places of pieces have the number of a block. */
 static void name_blocks(uint8_t *bytes, size_t count)
 {
     for (size_t at = 0; at + sizeof(tr__rpc_frame) <= count;) {
@@ -401,6 +407,7 @@ static void name_blocks(uint8_t *bytes, size_t count)
         if (f.pieces != 1 || at + sizeof place > count) continue; /* `at` stays far from its end: a body has 32 bits */
         memcpy(&place, bytes + at, sizeof place);
         if (place.segment >= 1 && place.segment <= BLOCKS) place.segment = world.blocks[place.segment - 1];
+        else if (place.segment == BLOCKS + 1) place.segment = world.taken | TR__RPC_YOURS;
         memcpy(bytes + at, &place, sizeof place);
         at += sizeof place + (place.segment || place.bytes > count ? 0 : place.bytes);
     }

@@ -416,6 +416,19 @@ static void all_hear_who_was_lost(void **state)
     run_job_in(&(setting){.hosts = far}, 3, hear_of_a_loss, NULL);
 }
 
+/* A message with a piece that lies there. */
+static tr_status send_place(tr_rpc *rpc, tr__rpc_place place)
+{
+    tr__rpc_writer w;
+    tr__rpc_writer_begin(&w);
+    tr__rpc_write_bytes(&w, &place, sizeof place);
+    tr__rpc_frame frame = {.magic = TR__RPC_MAGIC, .version = TR__RPC_VERSION, .type = TR__RPC_REQUEST, .pieces = 1,
+        .payload = place.bytes};
+    tr_status status = tr__link_send(rpc, &rpc->links[0], &frame, &w);
+    tr__rpc_writer_end(&w);
+    return status;
+}
+
 /* Worker 1's message has a piece in a block that nobody has shown. It may come late, and does not. */
 static tr_status name_no_block(rank *r)
 {
@@ -424,16 +437,7 @@ static tr_status name_no_block(rank *r)
     TRY(tr_status_of(rpc));
     int64_t before = tr__now_ns();
     TRY(tr_barrier(r->group));
-    if (r->number) {
-        tr__rpc_writer w;
-        tr__rpc_writer_begin(&w);
-        tr__rpc_place place = {.segment = UINT64_MAX, .bytes = 3000};
-        tr__rpc_write_bytes(&w, &place, sizeof place);
-        tr__rpc_frame frame = {.magic = TR__RPC_MAGIC, .version = TR__RPC_VERSION, .type = TR__RPC_REQUEST, .pieces = 1,
-            .payload = place.bytes};
-        TRY(tr__link_send(rpc, &rpc->links[0], &frame, &w));
-        tr__rpc_writer_end(&w);
-    }
+    if (r->number) TRY(send_place(rpc, (tr__rpc_place){.segment = INT64_MAX, .bytes = 3000}));
     rpc->timeout_ms = 100; /* shorter than a block is waited for in any case */
     for (int ms = 0; ms < PATIENCE_MS && !atomic_load(&rpc->links[1 - r->number].gone); ms++) usleep(1000);
     if (r->number == 0) {
@@ -448,6 +452,27 @@ static void a_block_that_does_not_come_is_named(void **state)
 {
     (void)state;
     run_job(2, name_no_block, NULL);
+}
+
+/* Worker 1's message has a piece in a block of worker 0's that it was not sent. */
+static tr_status return_no_block(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    if (r->number) TRY(send_place(rpc, (tr__rpc_place){.segment = TR__RPC_YOURS | 1, .bytes = 3000}));
+    tr_status status;
+    while ((status = call_worker(rpc, 1 - r->number)) == TR_OK) continue; /* it has not come yet */
+    CHECK(status == (r->number ? TR_PEER : TR_FORMAT));
+    TRY(says(r->number ? "has closed its connection" : "sends what is no message of ours"));
+    return tr_barrier(r->group);
+}
+
+static void a_block_that_was_not_sent_cannot_come_back(void **state)
+{
+    (void)state;
+    run_job(2, return_no_block, NULL);
 }
 
 /* Worker 0 is stopped while worker 1 writes nonsense and dies: it then hears of both at once. Worker 0's threads sleep afterwards. */
@@ -508,6 +533,7 @@ int main(void)
         cmocka_unit_test(answers_are_read_whose_worker_has_dropped_its_agent),
         cmocka_unit_test(one_who_sends_much_is_read_a_share_at_a_time),
         cmocka_unit_test(a_block_that_does_not_come_is_named),
+        cmocka_unit_test(a_block_that_was_not_sent_cannot_come_back),
         cmocka_unit_test(calls_between_hosts_are_encrypted),
         cmocka_unit_test(what_is_no_message_ends_that_link_alone),
         cmocka_unit_test(messages_of_who_is_lost_are_not_waited_for),

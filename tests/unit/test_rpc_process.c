@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "rpc/agent.h"
 
+#include <trireme/ops.h>
 #include <trireme/rpc.h>
 
 #include <setjmp.h>
@@ -63,7 +64,7 @@ static int64_t count_of(tr_rref *ref)
 TR_RPC(count_of, RREF, RETURNS(I64));
 
 /* What is going on with a worker when it dies. */
-typedef enum phase { SMALL_CALLS, LARGE_CALLS, NESTED_CALLS, REFERENCES, PHASES } phase;
+typedef enum phase { SMALL_CALLS, LARGE_CALLS, HUGE_CALLS, NESTED_CALLS, REFERENCES, PHASES } phase;
 
 static tr_rpc *start(const rank *r)
 {
@@ -80,6 +81,7 @@ static tr_status act(tr_rpc *rpc, int to, phase what)
     const char *name = tr_rpc_name(rpc, to), *other = tr_rpc_name(rpc, (to + 1) % tr_rpc_workers(rpc));
     if (what == SMALL_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "echo", tr_ones(TR_SHAPE(1))));
     if (what == LARGE_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "echo", tr_ones(TR_SHAPE(100000))));
+    if (what == HUGE_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "echo", tr_ones(TR_SHAPE(1000000))));
     if (what == NESTED_CALLS) return tr_future_wait(tr_rpc_sync(rpc, name, "pass", 1));
     tr_rref *ref = tr_remote(rpc, name, "make", 1000);
     tr_future *f = tr_rpc_sync(rpc, other, "count_of", ref);
@@ -100,7 +102,7 @@ static tr_status go_on_without(const rank *r, tr_rpc *rpc, phase what)
     }
     for (int i = 0; i < 20; i++)
         for (int to = 0; to < r->world; to++)
-            if (to != VICTIM) TRY(act(rpc, to, what == LARGE_CALLS ? LARGE_CALLS : SMALL_CALLS));
+            if (to != VICTIM) TRY(act(rpc, to, what == LARGE_CALLS || what == HUGE_CALLS ? what : SMALL_CALLS));
     CHECK(tr_rpc_stop(rpc) == TR_PEER);
     CHECK(strstr(tr_error_message(), "tr_rpc_stop: worker 1"));
     return TR_OK;
@@ -139,6 +141,7 @@ static void others_go_on_when_a_worker_is_killed(void **state)
         kill_in((phase)what, &(setting){0}, 3, 300 * what);
         kill_in((phase)what, &(setting){.hosts = apart}, 3, 200 * what);
     }
+    for (int i = 0; i < 8; i++) kill_in(HUGE_CALLS, &(setting){0}, 2, 170 * i); /* as many as cores: both copy */
 }
 
 /* ---- A caller that dies, to whom answers are owed ------------------------------------------------------------------- */
@@ -320,12 +323,72 @@ static void values_go_whose_calls_took_too_long(void **state)
     run_job(2, outlast_remote_calls, NULL);
 }
 
+/* ---- Values at the time of the call -------------------------------------------------------------------------------- */
+
+/* Both sides copy what is large, and what the caller writes afterwards goes nowhere. */
+static tr_status write_after_calls(rank *r)
+{
+    enum { FLOATS = 1000000, CALLS = 4, TURNS = 10 };
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    for (int turn = 0; turn < TURNS && r->number == 0; turn++) {
+        TR_SCOPE;
+        tr_future *calls[CALLS];
+        tr_tensor *x = tr_full(turn, TR_SHAPE(FLOATS + turn));
+        for (int i = 0; i < CALLS; i++) {
+            calls[i] = tr_rpc_async(rpc, "worker1", "echo", x);
+            TRY(tr_fill(x, 1000 * i + 1000));
+        }
+        for (int i = 0; i < CALLS; i++) {
+            const float *v = tr_data(tr_future_tensor(calls[i]));
+            TRY(tr_future_wait(calls[i]));
+            float wanted = (float)(i ? 1000 * i : turn);
+            for (int at = 0; at < FLOATS + turn; at++)
+                if (v[at] != wanted) return tr_fail(TR_INTERNAL, "call %d.%d: [%d] is %g, not %g", turn, i, at, v[at], wanted);
+        }
+    }
+    return tr_rpc_stop(rpc);
+}
+
+static void calls_have_the_values_of_their_time(void **state)
+{
+    (void)state;
+    run_job(2, write_after_calls, NULL);
+}
+
+/* ---- Results in collectives ---------------------------------------------------------------------------------------- */
+
+/* A result lies in memory that its worker alone was shown. */
+static tr_status reduce_what_came_back(rank *r)
+{
+    TR_SCOPE;
+    enum { FLOATS = 100000 };
+    tr_rpc *rpc = start(r);
+    TRY(tr_status_of(rpc));
+    TRY(tr_barrier(r->group));
+    tr_tensor *mine = tr_full(1 + r->number, TR_SHAPE(FLOATS));
+    tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, tr_rpc_name(rpc, (r->number + 1) % r->world), "echo", mine));
+    TRY(tr_status_of(x));
+    for (int i = 0; i < 2; i++) TRY(tr_all_reduce(r->group, tr_data(x), FLOATS));
+    CHECK(tr_item(tr_sum(x)) == 18.0 * FLOATS);
+    return tr_rpc_stop(rpc);
+}
+
+static void results_take_part_in_collectives(void **state)
+{
+    (void)state;
+    run_job(3, reduce_what_came_back, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_end_in_time_or_on_request),
         cmocka_unit_test(stopping_waits_for_what_is_under_way),
         cmocka_unit_test(values_go_whose_calls_took_too_long),
+        cmocka_unit_test(calls_have_the_values_of_their_time),
+        cmocka_unit_test(results_take_part_in_collectives),
         cmocka_unit_test(references_that_leak_are_reported),
         cmocka_unit_test(others_go_on_when_a_worker_is_killed),
         cmocka_unit_test(answers_that_are_owed_go_with_their_caller),

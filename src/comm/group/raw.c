@@ -61,6 +61,18 @@ bool tr__raw_hold(const tr_group *group, int rank, uint64_t segment, int64_t unt
     return neighbour(&t, rank) && tr__endpoint_hold(t.shm->endpoint, peer_of(&t, rank), segment, until, mapping);
 }
 
+bool tr__raw_crosses(const tr_group *group, int rank)
+{
+    transports t = of(group);
+    return neighbour(&t, rank) && t.shm->endpoint->crosses && !t.shm->endpoint->peers[peer_of(&t, rank)].in_process;
+}
+
+bool tr__raw_read(const tr_group *group, int rank, uint64_t from, size_t bytes, void *to)
+{
+    transports t = of(group);
+    return neighbour(&t, rank) && tr__endpoint_read(t.shm->endpoint, peer_of(&t, rank), from, bytes, to) == 0;
+}
+
 void tr__raw_use(const tr_group *group)
 {
     transports t = of(group);

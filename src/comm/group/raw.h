@@ -24,6 +24,9 @@ tr_status tr__raw_show(tr_group *group, int rank, const void *memory, uint64_t *
 /* Holds what a rank of this host has shown, until tr__shm_mapping_close(). Waits for it until then (a time of tr__now_ns(); 0: does
  * not); false: it has not come. */
 bool tr__raw_hold(const tr_group *group, int rank, uint64_t segment, int64_t until, tr__shm_mapping *mapping);
+/* May we read memory of a rank of this host that it has not shown? Then: false: it has gone, or there is none. */
+bool tr__raw_crosses(const tr_group *group, int rank);
+bool tr__raw_read(const tr_group *group, int rank, uint64_t from, size_t bytes, void *to);
 /* Between these two what ranks take back, or leave behind, can still be held. */
 void tr__raw_use(const tr_group *group);
 void tr__raw_idle(const tr_group *group);

@@ -15,6 +15,7 @@ struct tr__shm_channel {
     _Alignas(TR__CACHE_LINE) _Atomic uint32_t opened;  /* by the peer */
     _Atomic uint32_t closed;                           /* RPC: the peer reads no more, */
     _Atomic uint32_t waits;                            /* or is to ring when it has read something */
+    _Atomic uint32_t copied;                           /* RPC: pieces that the writer has copied after it sent them */
     _Alignas(TR__CACHE_LINE) char data[TR__SHM_STREAM];
 };
 

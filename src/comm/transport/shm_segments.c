@@ -15,6 +15,12 @@ static tr_status announce(tr__shm *t, const tr__segment *segment)
     return tr__endpoint_show(t->endpoint, segment, t->attachment->members, t->world_size, 0);
 }
 
+/* Other peers cannot be shown what its owner has closed, such as a block of remote calls: it is private to them. */
+static bool find_showable(const void *memory, size_t bytes, tr__segment *segment)
+{
+    return tr__segment_find(memory, bytes, segment) && segment->fd >= 0;
+}
+
 tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_place *place, bool *shared)
 {
     uint64_t generation = tr__segment_generation();
@@ -22,8 +28,10 @@ tr_status tr__shm_show(tr__shm *t, const void *memory, size_t bytes, tr__shm_pla
     bool same = t->own.id && generation == t->own_generation && at >= begin && at - begin < t->own.bytes &&
                 bytes <= t->own.bytes - (at - begin);
     if (!same) {
-        *shared = tr__segment_find(memory, bytes, &t->own);
+        tr__segment found;
+        *shared = find_showable(memory, bytes, &found);
         if (!*shared) return TR_OK; /* t->own is as it was */
+        t->own = found;
         t->own_generation = generation;
         TR__TRY(announce(t, &t->own));
     }
@@ -36,7 +44,7 @@ tr_status tr__shm_offer(tr__shm *t, const void *memory, size_t bytes, tr__shm_pl
 {
     tr__segment segment;
     *place = (tr__shm_place){0};
-    if (!tr__segment_find(memory, bytes, &segment)) return TR_OK;
+    if (!find_showable(memory, bytes, &segment)) return TR_OK;
     TR__TRY(announce(t, &segment));
     *place = (tr__shm_place){segment.id, (uintptr_t)memory - (uintptr_t)segment.memory};
     return TR_OK;
