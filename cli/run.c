@@ -154,18 +154,15 @@ static bool start_watch(watch *w)
  * active. -u, as torchrun does: lines are seen when they are written. Returns a new list of arguments; NULL: no memory. */
 static const char **command_of(char **argv)
 {
-    enum { PUT_IN_FRONT = 2 };
+    static const char *const python[] = {"python3", "-u"};
     size_t count = 0, length = strlen(argv[0]);
     while (argv[count]) count++;
-    const char **command = calloc(count + PUT_IN_FRONT + 1, sizeof *command);
-    if (!command) return NULL;
     bool is_python = length > 3 && strcmp(argv[0] + length - 3, ".py") == 0;
-    bool by_python = is_python && access(argv[0], F_OK) == 0 && access(argv[0], X_OK) != 0;
-    if (by_python) {
-        command[0] = "python3";
-        command[1] = "-u";
-    }
-    memcpy(command + (by_python ? PUT_IN_FRONT : 0), argv, count * sizeof *command);
+    size_t front = is_python && access(argv[0], F_OK) == 0 && access(argv[0], X_OK) != 0 ? sizeof python / sizeof *python : 0;
+    const char **command = calloc(front + count + 1, sizeof *command);
+    if (!command) return NULL;
+    memcpy(command, python, front * sizeof *command);
+    memcpy(command + front, argv, count * sizeof *command);
     return command;
 }
 
