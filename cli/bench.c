@@ -106,10 +106,10 @@ int tr__bench_run(const tr__bench_job *job, int argc, char **argv)
     uint64_t options = 0;
     tr__syntax syntax = *job->syntax;
     syntax.given = &options;
-    const char **given = calloc((size_t)argc + 2, sizeof *given); /* "bench" and the arguments, which parsing rearranges */
+    const char **given = calloc((size_t)argc + 3, sizeof *given); /* "bench" and the arguments, which parsing rearranges */
     if (!given) return tr__complain(TR__BENCH, "out of memory");
-    given[0] = "bench";
-    for (int i = 0; i < argc; i++) given[i + 1] = argv[i];
+    given[1] = "bench";
+    for (int i = 0; i < argc; i++) given[i + 2] = argv[i];
     int code = tr__parse(&syntax, &argc, argv);
     if (code < 0 && is_rank) code = take_world(job, options, world);
     if (code < 0 && job->check) code = job->check(job->self);

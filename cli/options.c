@@ -308,12 +308,11 @@ int tr__parse(const tr__syntax *syntax, int *argc, char **argv)
 
 /* ---- Commands of commands ---------------------------------------------------------------------------------------- */
 
-/* Is it one of the names of a row, "all-reduce, reduce"? */
-static bool is_named(const char *what, const char *names)
+bool tr__is_listed(const char *word, const char *list)
 {
-    size_t length = strlen(what);
-    for (const char *at = names; *at; at += strcspn(at, ","), at += strspn(at, ", "))
-        if (strcspn(at, ",") == length && !strncmp(at, what, length)) return true;
+    size_t length = strlen(word);
+    for (const char *at = list; *at; at += strcspn(at, ","), at += strspn(at, ", "))
+        if (strcspn(at, ",") == length && !strncmp(at, word, length)) return true;
     return false;
 }
 
@@ -323,7 +322,7 @@ int tr__run_subcommand(const char *command, const char *about, const tr__subcomm
     const char *what = argc > 1 ? argv[1] : NULL, *names[MOST + 1] = {0}, *between = *command ? " " : "";
     char list[512] = "", words[512], *rest = NULL;
     for (const tr__subcommand *c = all; c->name; c++) {
-        if (what && is_named(what, c->name)) return c->function(argc - 1, argv + 1);
+        if (what && tr__is_listed(what, c->name)) return c->function(argc - 1, argv + 1);
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", c > all ? ", " : "", c->name);
     }
     if (what && (!strcmp(what, "--help") || !strcmp(what, "-h"))) {

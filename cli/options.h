@@ -99,6 +99,9 @@ typedef struct tr__subcommand {
  * they are for. A row without a name ends them. */
 int tr__run_subcommand(const char *command, const char *about, const tr__subcommand *all, int argc, char **argv);
 
+/* Is it a word of the list "cpu,cpuacct" or "all-reduce, reduce"? */
+bool tr__is_listed(const char *word, const char *list);
+
 /* The word most like this one, NULL when none is like it. For "did you mean". */
 const char *tr__nearest(const char *word, const char *const *words);
 

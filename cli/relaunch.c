@@ -54,22 +54,13 @@ int tr__check_device(const char *command, const char *device, const char *backen
     return -1;
 }
 
-int tr__relaunch(const char *command, const char *const *arguments, int ranks, int max_restarts, int min_ranks,
-    const char *const *env)
+int tr__relaunch(const char *command, const char **argv, int ranks, int max_restarts, int min_ranks, const char *const *env)
 {
     char self[PATH_MAX];
-    size_t count = 0;
-    while (arguments[count]) count++;
-    const char **argv = calloc(count + 2, sizeof *argv);
-    if (!argv) return tr__complain(command, "out of memory");
     argv[0] = realpath("/proc/self/exe", self) ? self : "/proc/self/exe";
-    for (size_t i = 0; i < count; i++) argv[i + 1] = arguments[i];
     tr__print_warnings(command);
     tr_launch_report report = {0};
-    tr_status status = tr_launch(
-        argv, ranks, .env = env, .output = print_line, .rank0_inherits = true, .pass_signals = true, .report = &report,
-        .max_restarts = max_restarts, .min_ranks = min_ranks);
-    int code = conclude(command, status, &report);
-    free(argv);
-    return code;
+    tr_status status = tr_launch((const char *const *)argv, ranks, .env = env, .output = print_line, .rank0_inherits = true,
+        .pass_signals = true, .report = &report, .max_restarts = max_restarts, .min_ranks = min_ranks);
+    return conclude(command, status, &report);
 }

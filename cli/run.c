@@ -27,11 +27,24 @@ static void print_line(int rank, bool is_stderr, const char *line, size_t length
 }
 
 typedef struct settings {
-    int ranks, nodes, node_rank, timeout, max_restarts, min_ranks;
+    int ranks, nodes, min_nodes, node_rank, timeout, max_restarts, min_ranks;
     double grace, patience;
     bool no_prefix, stop_on_eof;
-    const char *job, *flight_dir, *log_dir, *rendezvous, *token_file;
+    const char *job, *flight_dir, *log_dir, *nnodes, *rendezvous, *token_file;
 } settings;
+
+/* "3" or "2:3". */
+static int read_nodes(settings *s)
+{
+    tr__option row = {TR__INTEGER(&s->min_nodes, 1, 65536)};
+    const char *most = s->nnodes, *colon = most ? strchr(most, ':') : NULL;
+    char least[16] = "";
+    if (colon) snprintf(least, sizeof least, "%.*s", (int)(colon - most), most);
+    if (colon && !tr__option_set("run", &row, "--nnodes", least)) return TR__EXIT_USAGE;
+    row.into = &s->nodes;
+    if (most && !tr__option_set("run", &row, "--nnodes", colon ? colon + 1 : most)) return TR__EXIT_USAGE;
+    return s->min_nodes <= s->nodes ? -1 : TR__MISUSE("run", "--nnodes %s: MIN is above MAX", most);
+}
 
 static int parse(int argc, char **argv, settings *s, int *operands)
 {
@@ -48,7 +61,7 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         {"log-dir", 0, "FOLDER", "write each rank's output to a file rank-R.log there, too", TR__TEXT(&s->log_dir)},
         {"job", 0, "NAME", "the job's name, for trireme why; this process's id when not given", TR__TEXT(&s->job)},
         {"flight-dir", 0, "FOLDER", "where ranks write their latest calls when a collective fails", TR__TEXT(&s->flight_dir)},
-        {"nnodes", 0, "N", "machines that take part; the command is run on each", TR__INTEGER(&s->nodes, 1, 65536)},
+        {"nnodes", 0, "[MIN:]MAX", "machines that take part; the command is run on each", TR__TEXT(&s->nnodes)},
         {"node-rank", 0, "N", "which of them this is, from 0", TR__INTEGER(&s->node_rank, 0, 65535)},
         {"rendezvous", 0, "HOST:PORT", "where node 0 listens and the others find it", TR__TEXT(&s->rendezvous)},
         {"rendezvous-timeout", 0, "SECONDS", "how long to wait for the other nodes", TR__NUMBER(&s->patience, 0.1, 86400)},
@@ -60,11 +73,12 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         "Runs PROGRAM as the ranks of a job, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. When one\n"
         "rank fails, the others are ended, and it is said which one failed first and why; with --max-restarts all start again,\n"
         "and a program that finds its latest checkpoint goes on from there. With --nnodes the same command, with another\n"
-        "--node-rank, runs on each machine, and all have the same secret. A PROGRAM.py that is not executable is run by\n"
-        "the first python3 of PATH.",
+        "--node-rank, runs on each machine, and all have the same secret; of MIN:MAX nodes, with --max-restarts, some may be\n"
+        "lost, but not node 0. A PROGRAM.py that is not executable is run by the first python3 of PATH.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     *operands = argc;
     int code = tr__parse(&syntax, operands, argv);
+    if (code < 0) code = read_nodes(s);
     if (code >= 0 || s->nodes > 1) return code; /* of several nodes, the one that cannot take part tells the others */
     if (s->min_ranks && !s->max_restarts)
         return TR__MISUSE("run", "--min-ranks %d, but without --max-restarts no ranks are started again", s->min_ranks);
@@ -154,18 +168,15 @@ static bool start_watch(watch *w)
  * active. -u, as torchrun does: lines are seen when they are written. Returns a new list of arguments; NULL: no memory. */
 static const char **command_of(char **argv)
 {
-    enum { PUT_IN_FRONT = 2 };
+    static const char *const python[] = {"python3", "-u"};
     size_t count = 0, length = strlen(argv[0]);
     while (argv[count]) count++;
-    const char **command = calloc(count + PUT_IN_FRONT + 1, sizeof *command);
-    if (!command) return NULL;
     bool is_python = length > 3 && strcmp(argv[0] + length - 3, ".py") == 0;
-    bool by_python = is_python && access(argv[0], F_OK) == 0 && access(argv[0], X_OK) != 0;
-    if (by_python) {
-        command[0] = "python3";
-        command[1] = "-u";
-    }
-    memcpy(command + (by_python ? PUT_IN_FRONT : 0), argv, count * sizeof *command);
+    size_t front = is_python && access(argv[0], F_OK) == 0 && access(argv[0], X_OK) != 0 ? sizeof python / sizeof *python : 0;
+    const char **command = calloc(front + count + 1, sizeof *command);
+    if (!command) return NULL;
+    memcpy(command, python, front * sizeof *command);
+    memcpy(command + front, argv, count * sizeof *command);
     return command;
 }
 
@@ -195,7 +206,7 @@ int tr__cli_run(int argc, char **argv)
     tr_launch_report report;
     tr_status launched = tr_launch((const char *const *)command, s.ranks, .output = s.no_prefix ? NULL : print_line,
         .user = &width, .env = env, .grace_ms = (int)(s.grace * 1000), .pass_signals = true, .report = &report, .job = s.job,
-        .log_dir = s.log_dir, .nodes = s.nodes, .node_rank = s.node_rank, .rendezvous = s.rendezvous,
+        .log_dir = s.log_dir, .nodes = s.nodes, .min_nodes = s.min_nodes, .node_rank = s.node_rank, .rendezvous = s.rendezvous,
         .rendezvous_ms = (int)(s.patience * 1000), .max_restarts = s.max_restarts, .min_ranks = s.min_ranks,
         .token = s.token_file ? token : NULL);
     free(command);

@@ -1,6 +1,8 @@
 /* What the system says about itself: files of /proc, limits of control groups. */
 #include "system.h"
 
+#include "options.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,15 +80,6 @@ static double group_limit(const char *folder, const char *group, const char *fil
     }
 }
 
-/* Is word one of those in list, which has commas between them? */
-static bool listed(const char *word, const char *list)
-{
-    size_t length = strlen(word);
-    for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strcspn(at, ",") == length && !strncmp(at, word, length)) return true;
-    return false;
-}
-
 /* The control group of a controller in version 1 ("4:cpu,cpuacct:/path"), of "" in version 2 ("0::/path"). */
 static bool own_group(const char *controller, char *group, size_t bytes)
 {
@@ -97,7 +90,7 @@ static bool own_group(const char *controller, char *group, size_t bytes)
         char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
         if (!path) continue;
         *path++ = '\0';
-        found = *controller ? listed(controller, names + 1) : !names[1];
+        found = *controller ? tr__is_listed(controller, names + 1) : !names[1];
         if (found) snprintf(group, bytes, "%.*s", (int)strcspn(path, "\n"), path);
     }
     if (file) fclose(file);

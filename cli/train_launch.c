@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An argument list that owns its strings. */
+/* An argument list that owns its strings, but for list[0]. */
 typedef struct arguments {
-    char *list[TR__OPTIONS_MOST + 4];
+    char *list[TR__OPTIONS_MOST + 5];
     int count;
     bool whole;
 } arguments;
@@ -29,7 +29,7 @@ static void add_own(arguments *a, char *text)
 /* Every option is spelt out, so that the ranks need not look anything up; numbers out of their range stand for "not given". */
 static void fill(arguments *a, const tr__train *t)
 {
-    a->whole = true;
+    *a = (arguments){.count = 1, .whole = true};
     add_own(a, strdup("train"));
     add_own(a, strdup(t->model));
     for (const tr__option *o = t->options; o->name; o++) {
@@ -45,7 +45,7 @@ static void fill(arguments *a, const tr__train *t)
 
 int tr__train_launch(tr__train *t)
 {
-    arguments a = {0};
+    arguments a;
     fill(&a, t);
     char started[64], content[160];
     snprintf(started, sizeof started, TR__TRAIN_PARENT "=%" PRId64, t->started_ns);
@@ -55,9 +55,9 @@ int tr__train_launch(tr__train *t)
     const char *env[] = {started, content, getenv("TRIREME_FLIGHT_DIR") ? NULL : flight, NULL};
     int code = TR__EXIT_FAILED;
     if (a.whole)
-        code = tr__relaunch(t->command, (const char *const *)a.list, t->ranks, t->max_restarts, t->min_ranks, env);
+        code = tr__relaunch(t->command, (const char **)a.list, t->ranks, t->max_restarts, t->min_ranks, env);
     else
         tr__complain(t->command, "out of memory");
-    for (int i = 0; i < a.count; i++) free(a.list[i]);
+    for (int i = 1; i < a.count; i++) free(a.list[i]);
     return code;
 }

@@ -13,26 +13,32 @@
 
 enum { STOP_MS = 30000, LOOK_MS = 50 };
 
-/* When a process was started, in the kernel's ticks: a later one with its number differs. 0: there is none. */
-static unsigned long long birth_of(int pid)
-{
-    char path[64], text[1024] = "";
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *f = fopen(path, "re");
-    if (!f) return 0;
-    size_t n = fread(text, 1, sizeof text - 1, f);
-    fclose(f);
-    text[n] = '\0';
-    const char *at = strrchr(text, ')'); /* the name before it may hold anything; then 19 fields, and this one */
-    if (!at || strspn(at, ") ZXx") > 2) return 0; /* dead, and not reaped */
-    for (int i = 0; i < 20 && at; i++) at = strchr(at + 1, ' ');
-    return at ? strtoull(at, NULL, 10) : 0;
-}
-
 static bool name_file(char path[PATH_MAX], const char *folder, const char *name)
 {
     int n = snprintf(path, PATH_MAX, "%s/%s", folder, name);
     return n > 0 && n < PATH_MAX;
+}
+
+/* "": there is none. */
+static void read_text(const char *folder, const char *name, char *text, size_t bytes)
+{
+    char path[PATH_MAX];
+    FILE *f = name_file(path, folder, name) ? fopen(path, "re") : NULL;
+    size_t n = f ? fread(text, 1, bytes - 1, f) : 0;
+    text[n] = '\0';
+    if (f) fclose(f);
+}
+
+/* When a process was started, in the kernel's ticks: a later one with its number differs. 0: there is none. */
+static unsigned long long birth_of(int pid)
+{
+    char folder[64], text[1024];
+    snprintf(folder, sizeof folder, "/proc/%d", pid);
+    read_text(folder, "stat", text, sizeof text);
+    const char *at = strrchr(text, ')'); /* the name before it may hold anything; then 19 fields, and this one */
+    if (!at || strspn(at, ") ZXx") > 2) return 0; /* gone, or dead and not reaped */
+    for (int i = 0; i < 20 && at; i++) at = strchr(at + 1, ' ');
+    return at ? strtoull(at, NULL, 10) : 0;
 }
 
 /* Makes a folder, readable by its owner alone, and those that lead to it. */
@@ -93,15 +99,6 @@ void tr__job_end(tr__job_files *files, const char *text)
 }
 
 /* ---- Of any ---------------------------------------------------------------------------------------------------------- */
-
-static void read_text(const char *folder, const char *name, char *text, size_t bytes)
-{
-    char path[PATH_MAX];
-    FILE *f = name_file(path, folder, name) ? fopen(path, "re") : NULL;
-    size_t n = f ? fread(text, 1, bytes - 1, f) : 0;
-    text[n] = '\0';
-    if (f) fclose(f);
-}
 
 static bool read_job(const char *folder, tr_cluster_job *job)
 {

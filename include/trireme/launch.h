@@ -47,7 +47,7 @@ typedef struct tr_launch_options {
                                       several nodes the rendezvous */
     const char *log_dir;           /* a folder, made if it is missing: each rank's output goes to rank-R.log there,
                                       too */
-    int nodes;                     /* machines of the job; default 1. The launcher is called on each of them */
+    int nodes;                     /* machines of the job, at most; default 1. The launcher is called on each of them */
     int node_rank;                 /* of this machine, 0 to nodes - 1 */
     const char *rendezvous;        /* "host:port": where node 0 serves the store and the others connect */
     const char *token;             /* the job's secret, the same on all nodes; NULL: TRIREME_TOKEN; with one node a new
@@ -62,10 +62,14 @@ typedef struct tr_launch_options {
     int max_restarts;              /* how often all ranks, on all nodes, are ended and started again after one has
                                       failed; default 0. Programs resume from their latest checkpoint;
                                       TORCHELASTIC_RESTART_COUNT is the number of restarts so far. No restart after a
-                                      signal to the launcher, a lost node, or ranks that cannot be started */
+                                      signal to the launcher, ranks that cannot be started, or, unless .min_nodes
+                                      allows for it, a lost node */
     int min_ranks;                 /* with it the job shrinks at each restart: one rank fewer on the node of the rank
                                       that failed first, as long as so many ranks are left on all nodes together, and
                                       one on that node; default 0: all ranks start again */
+    int min_nodes;                 /* the job begins without the other nodes 30 s after so many have come (or
+                                      .rendezvous_ms, if that is shorter); with .max_restarts it goes on without a node
+                                      that is lost, but for node 0, as long as so many are left. Default: .nodes */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), serves their store, waits for them, and ends all when one fails; docs/launching.md has the details.

@@ -6,6 +6,7 @@
 #include "launch/job.h"
 
 #include "comm/join/rendezvous.h"
+#include "comm/record/ranks_text.h"
 
 #include <trireme/comm.h>
 
@@ -514,46 +515,68 @@ static void begin(tr__job *j)
 /* If the job may shrink, the node of the first failure starts one rank fewer. */
 static void shrink(tr__job *j)
 {
-    int failed = j->report->first_rank;
-    if (!j->options.min_ranks || world_size_of(j) <= j->options.min_ranks || failed < 0) return;
-    if (!j->nodes.count) {
-        j->options.ranks--;
-        return;
-    }
-    tr__nodes_shrink(&j->nodes, failed);
-    j->first_rank = j->nodes.first_rank;
-    j->options.ranks = j->nodes.nodes[j->nodes.rank].ranks;
+    int local = j->report->first_rank - j->first_rank;
+    bool here = j->report->first_rank >= 0 && local >= 0 && local < j->options.ranks;
+    bool may = j->options.min_ranks && world_size_of(j) > j->options.min_ranks;
+    if (may && here && j->options.ranks > 1) j->options.ranks--;
 }
 
-/* Are the ranks to be started again? One has failed by itself, nobody has stopped the job, and the other nodes go on, too. */
+/* Are the ranks to be started again? One has failed by itself or was lost with its node, nobody has stopped the job, and the other
+ * nodes go on, too. */
 static bool begins_again(tr__job *j, tr_status status)
 {
-    bool wanted = status == TR_CHILD && j->restarts < j->options.max_restarts && !j->interrupt;
-    if (!wanted || (j->nodes.count && !tr__nodes_begin_again(&j->nodes))) return false;
-    int before = world_size_of(j);
-    char how_many[32] = "all";
+    bool failed = status == TR_CHILD || j->nodes.lost;
+    if (!failed || j->restarts >= j->options.max_restarts) return false;
+    if (j->nodes.count ? !tr__nodes_begin_again(&j->nodes, j->interrupt) : j->interrupt) return false;
+    if (*j->report->text) tr__log(TR_LOG_WARN, "launch: %s", j->report->text);
+    if (j->nodes.lost && strcmp(j->report->text, j->nodes.lost_text) != 0) tr__log(TR_LOG_WARN, "launch: %s", j->nodes.lost_text);
     shrink(j);
-    if (world_size_of(j) < before) snprintf(how_many, sizeof how_many, "%d of %d", world_size_of(j), before);
     j->restarts++;
-    tr__log(TR_LOG_WARN, "launch: %s\nlaunch: %s ranks are started again, time %d of %d", j->report->text, how_many, j->restarts,
-        j->options.max_restarts);
     return true;
 }
 
-/* The nodes meet before signals are taken from this program, once for all times that their ranks are started. */
+/* before: ranks of the time before. */
+static void announce(const tr__job *j, int before)
+{
+    const tr__nodes *n = &j->nodes;
+    int world = world_size_of(j);
+    char how_many[32] = "all", list[TR__RANKS_TEXT], where[TR__RANKS_TEXT + 32] = "";
+    if (n->least < n->most) {
+        tr__ranks_text(n->members, n->count, n->count, list);
+        snprintf(where, sizeof where, ", on node%s", list + strlen("rank"));
+    }
+    if (world < before) snprintf(how_many, sizeof how_many, "%d of %d", world, before);
+    if (world > before) snprintf(how_many, sizeof how_many, "%d", world);
+    if (j->restarts)
+        tr__log(TR_LOG_WARN, "launch: %s ranks are started again%s, time %d of %d", how_many, where, j->restarts,
+            j->options.max_restarts);
+    else if (n->count < n->most)
+        tr__log(TR_LOG_WARN, "launch: %d ranks are started%s, of up to %d nodes", world, where, n->most);
+}
+
+/* The nodes meet before signals are taken from this program, each time that their ranks are started. */
 static tr_status meet_and_run(tr__job *j)
 {
     bool alone = j->options.nodes <= 1;
     if (!alone && !j->options.token) j->options.token = getenv("TRIREME_TOKEN");
-    tr_status status = alone ? TR_OK : tr__nodes_meet(&j->nodes, &j->options, j->options.token);
-    j->first_rank = j->nodes.first_rank;
-    j->began_ns = status == TR_OK && !alone ? j->nodes.nodes[0].now_ns : tr__wall_ns();
-    if (status == TR_OK) {
-        do {
+    j->began_ns = tr__wall_ns();
+    int before = world_size_of(j);
+    tr_status status;
+    do {
+        *j->report = (tr_launch_report){.first_rank = -1};
+        status = alone ? TR_OK : tr__nodes_meet(&j->nodes, &j->options, j->options.token);
+        if (!alone) {
+            j->first_rank = j->nodes.first_rank;
+            j->began_ns = j->nodes.began_ns;
+            j->restarts = j->nodes.meeting;
+        }
+        if (status == TR_OK) {
+            announce(j, before);
             begin(j);
             status = run_job(j);
-        } while (begins_again(j, status));
-    }
+            before = world_size_of(j);
+        }
+    } while (begins_again(j, status));
     if (!alone) tr__nodes_leave(&j->nodes);
     return status;
 }
@@ -572,6 +595,9 @@ static tr_status check_options(const tr_launch_options *o)
         return tr__fail(TR_INVALID, "launch: a job's name has 1 … %d bytes and no slash or blank", TR_LAUNCH_JOB_NAME);
     if (TR__OR(o, nodes, 1) < 1 || TR__OR(o, rendezvous_ms, 1) < 1)
         return tr__fail(TR_INVALID, "launch: .nodes is %d and .rendezvous_ms %d: they must be positive", o->nodes, o->rendezvous_ms);
+    if (o->min_nodes < 0 || o->min_nodes > TR__OR(o, nodes, 1))
+        return tr__fail(TR_INVALID, "launch: .min_nodes is %d: it takes 1 to .nodes, which is %d", o->min_nodes,
+            TR__OR(o, nodes, 1));
     if (o->nodes <= 1 && (o->node_rank || o->rendezvous))
         return tr__fail(TR_INVALID, "launch: .node_rank and .rendezvous are for jobs on several nodes: .nodes says how many");
     struct sigaction child;

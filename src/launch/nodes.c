@@ -1,8 +1,10 @@
 #include "launch/nodes.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/object.h"
 #include "base/thread.h"
+#include "comm/record/ranks_text.h"
 #include "launch/roll_call.h"
 
 #include <errno.h>
@@ -16,6 +18,8 @@
 
 enum {
     JOIN_MS = 30000,         /* for launchers that have all come */
+    LAST_CALL_MS = 30000,    /* once as many nodes as are needed have come, for the others */
+    RETURN_MS = 60000,       /* for nodes that have lost one, to notice that and end their ranks */
     REFUSE_MS = 5000,        /* to find those that are to be told that this one cannot take part */
     SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
@@ -49,47 +53,116 @@ static tr_status read_address(tr__nodes *n, const char *text)
     long port = colon ? strtol(colon + 1, &end, 10) : 0;
     if (colon && length >= 2 && text[0] == '[' && text[length - 1] == ']') text++, length -= 2;
     if (!colon || !length || length >= sizeof n->host || *end || port < 1 || port > 65535)
-        return tr__fail(TR_INVALID, "launch: %d nodes meet at a .rendezvous of host:port, not at '%s'", n->count,
+        return tr__fail(TR_INVALID, "launch: %d nodes meet at a .rendezvous of host:port, not at '%s'", n->most,
             text ? text : "");
     memcpy(n->host, text, length);
     n->port = (int)port;
     return TR_OK;
 }
 
-/* Whoever comes first says how many nodes there are. */
-static tr_status agree_on_count(tr__nodes *n)
+/* Node 0 says what holds for all; "" is not known. */
+static tr_status agree_on(const tr__nodes *n, const char *key, const char *mine)
 {
-    char mine[16];
-    void *said = NULL;
+    char host[TR__NODE_NAME] = "", text[512];
+    void *said;
     size_t bytes;
-    int length = snprintf(mine, sizeof mine, "%d", n->count);
-    TR__TRY(tr_store_compare_set(n->store, "launch/nodes", NULL, 0, mine, (size_t)length, &said, &bytes));
-    tr_status status = said && strcmp(said, mine) != 0
-        ? tr__fail(TR_MISMATCH, "launch: node %d is of a job with %d nodes, but another one that came before is of a job with %s",
-            n->rank, n->count, (char *)said) : TR_OK;
+    gethostname(host, sizeof host - 1);
+    int length = snprintf(text, sizeof text, "node %d (%s): %s", n->number, host, mine);
+    if (n->number == 0) return tr_store_set(n->store, key, text, (size_t)length);
+    TR__TRY(tr_store_get(n->store, key, &said, &bytes));
+    const char *other = strstr(said, "): ");
+    bool same = !other || !other[3] || !*mine || strcmp(other + 3, mine) == 0;
+    if (!same) tr__fail(TR_MISMATCH, "launch: the nodes disagree: %s; %s", text, (char *)said);
     free(said);
-    return status;
+    return same ? TR_OK : TR_MISMATCH;
 }
 
-static tr_status compare(const tr__nodes *n)
+/* A node may have an old copy of the program. */
+static tr_status agree(const tr__nodes *n, const tr_launch_options *o)
 {
-    const tr__node_facts *first = &n->nodes[0];
-    for (int i = 1; i < n->count; i++) {
-        const tr__node_facts *node = &n->nodes[i];
-        if (strcmp(node->version, first->version) != 0)
-            return tr__fail(TR_MISMATCH, "launch: node %d (%s) has Trireme %s, node 0 (%s) has %s", i, node->host,
-                node->version, first->host, first->version);
-        if (node->program_bytes && first->program_bytes && node->program_bytes != first->program_bytes)
-            return tr__fail(TR_MISMATCH, "launch: node %d (%s) has another program than node 0 (%s): %lld bytes, not %lld", i,
-                node->host, first->host, (long long)node->program_bytes, (long long)first->program_bytes);
-        if (node->max_restarts != first->max_restarts)
-            return tr__fail(TR_MISMATCH, "launch: node %d (%s) is to start failed ranks again up to %d times, node 0 (%s) up to %d times",
-                i, node->host, node->max_restarts, first->host, first->max_restarts);
-        if (node->min_ranks != first->min_ranks)
-            return tr__fail(TR_MISMATCH, "launch: node %d (%s) was given .min_ranks %d, node 0 (%s) %d", i, node->host,
-                node->min_ranks, first->host, first->min_ranks);
+    char text[256];
+    int64_t program_bytes = size_of_program(o->argv[0]);
+    int used = n->least < n->most ? snprintf(text, sizeof text, "%d to ", n->least) : 0;
+    snprintf(text + used, sizeof text - (size_t)used, "%d nodes, .max_restarts %d, .min_ranks %d, Trireme %s", n->most,
+        o->max_restarts, o->min_ranks, tr_version());
+    TR__TRY(agree_on(n, "launch/job", text));
+    snprintf(text, sizeof text, "a program of %lld bytes", (long long)program_bytes);
+    return agree_on(n, "launch/program", program_bytes ? text : "");
+}
+
+/* What the nodes tell each other when they meet, this time or the next ones. */
+static tr_store *store_of(const tr__nodes *n, int meeting)
+{
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "launch/%d", meeting);
+    return tr_store_prefix(n->store, prefix);
+}
+
+static void refuse(const tr__nodes *n, int meeting, tr_status why)
+{
+    TR_SCOPE;
+    TR__KEEP_ERROR;
+    tr__roll_refuse(&(tr__roll){.store = store_of(n, meeting), .node = n->number}, why);
+}
+
+/* Who takes part from now on. A launcher that comes later may do so when the ranks are started again. */
+static tr_status call_roll(tr__nodes *n, const tr_launch_options *o, int64_t deadline)
+{
+    tr__roll roll = {.node = n->number, .count = n->most, .least = n->least, .timeout_ms = n->timeout_ms, .deadline = deadline,
+        .last_call_ms = n->timeout_ms < LAST_CALL_MS ? n->timeout_ms : LAST_CALL_MS, .returns = n->group != NULL,
+        .members = n->members};
+    if (roll.returns) {
+        roll.timeout_ms = RETURN_MS + o->grace_ms;
+        roll.deadline = tr__in_ms(roll.timeout_ms);
+        roll.last_call_ms = LAST_CALL_MS + o->grace_ms;
     }
-    return TR_OK;
+    for (int i = 0; i < n->count; i++)
+        if (!n->lost || i != n->lost_node) n->members[roll.member_count++] = n->members[i];
+    n->lost = false;
+    for (;; n->meeting++) {
+        tr_release(n->here);
+        roll.store = n->here = tr_keep(store_of(n, n->meeting));
+        tr_status status = tr__roll_call(&roll);
+        if (status && !roll.late) tr__roll_refuse(&roll, status); /* unless it is known by now */
+        TR__TRY(status);
+        n->count = roll.member_count;
+        for (n->rank = 0; n->rank < n->count && n->members[n->rank] != n->number;) n->rank++;
+        if (!roll.missed) return TR_OK;
+        if (n->least == n->most || n->meeting >= o->max_restarts)
+            return tr__fail(TR_STATE, "node %d comes too late: the job has begun, and takes no more nodes", n->number);
+        if (!roll.late)
+            tr__log(TR_LOG_WARN, "launch: the job has begun without node %d, which waits until the ranks are started again",
+                n->number);
+        roll.late = true;
+        roll.returns = false;
+    }
+}
+
+/* The group names the launcher that it has lost, in this thread's latest failure, as a rank of its own. */
+static void lose(tr__nodes *n)
+{
+    const char *message = tr_error_message(), *at = strstr(message, "rank ");
+    char left[TR__RANKS_TEXT], what[TR__RANKS_TEXT + 80] = "";
+    int node;
+    bool known = at && sscanf(at, "rank %d", &node) == 1 && node >= 0 && node < n->count && node != n->rank;
+    n->lost = true;
+    n->lost_node = known ? node : -1;
+    if (!known) {
+        snprintf(n->lost_text, sizeof n->lost_text, "a node is gone: %s", message);
+        return;
+    }
+    enum { NAMED = 10 };
+    int number = n->members[node], others[NAMED], count = 0;
+    for (int i = 0; i < n->count; i++)
+        if (i != node && count++ < NAMED) others[count - 1] = n->members[i];
+    tr__ranks_text(others, count < NAMED ? count : NAMED, count, left);
+    if (number == 0)
+        snprintf(what, sizeof what, " and the job's store, without which no node goes on");
+    else if (n->least < n->most && count < n->least)
+        snprintf(what, sizeof what, "; node%s %s left, and %d are needed", left + strlen("rank"), count > 1 ? "are" : "is",
+            n->least);
+    const char *host = *n->nodes[node].host ? n->nodes[node].host : "?"; /* lost before it said so */
+    snprintf(n->lost_text, sizeof n->lost_text, "node %d (%s) is gone, and all its ranks%s: %s", number, host, what, message);
 }
 
 static void number_ranks(tr__nodes *n)
@@ -101,56 +174,69 @@ static void number_ranks(tr__nodes *n)
     }
 }
 
-static tr_status exchange_nodes(tr__nodes *n, const tr_launch_options *o)
+static tr_status join(tr__nodes *n, const tr_launch_options *o, const char *token)
 {
-    tr__node_facts mine = {.ranks = o->ranks, .max_restarts = o->max_restarts, .min_ranks = o->min_ranks,
-        .program_bytes = size_of_program(o->argv[0]), .now_ns = tr__wall_ns()};
-    snprintf(mine.version, sizeof mine.version, "%s", tr_version());
+    n->group = tr_keep(tr_join(.store = n->here, .rank = n->rank, .world_size = n->count, .token = token, .name = "nodes",
+        .timeout_ms = n->timeout_ms < JOIN_MS ? n->timeout_ms : JOIN_MS, .report_ms = SILENT_MS));
+    TR__TRY(tr_status_of(n->group));
+    tr__node_facts mine = {.ranks = o->ranks, .began_ns = n->began_ns ? n->began_ns : tr__wall_ns()};
     gethostname(mine.host, sizeof mine.host - 1);
     TR__TRY(tr_all_gather(n->group, &mine, n->nodes, (int64_t)sizeof mine, .dtype = TR_U8));
-    TR__TRY(compare(n));
+    n->began_ns = n->nodes[0].began_ns;
     number_ranks(n);
     TR__TRY(tr_barrier(n->group));
     n->start_ns = tr__now_ns();
     return TR_OK;
 }
 
-static tr_status join(tr__nodes *n, const tr_launch_options *o, const char *token)
+static void leave_group(tr__nodes *n)
 {
-    TR_SCOPE;
-    n->group = tr_keep(tr_join(.store = n->store, .rank = n->rank, .world_size = n->count, .token = token, .name = "nodes",
-        .timeout_ms = n->timeout_ms < JOIN_MS ? n->timeout_ms : JOIN_MS, .report_ms = SILENT_MS));
-    tr_status status = tr_status_of(n->group);
-    if (status == TR_OK) status = exchange_nodes(n, o);
-    return status == TR_OK ? TR_OK : tr__fail_context(status, "the nodes are ranks here");
+    bool idle = n->group && !n->work && !tr__error_of(n->group);
+    tr_status left = idle ? tr_leave(n->group) : TR_OK;
+    (void)left;
+    tr_release(n->work); /* of a round that was given up: who waits for this node sees that it is gone */
+    tr_release(n->group);
+    n->work = NULL;
+    n->group = NULL;
 }
 
 static tr_status meet(tr__nodes *n, const tr_launch_options *o, const char *token)
 {
     TR_SCOPE;
-    int64_t deadline = tr__now_ns() + (int64_t)n->timeout_ms * 1000000;
-    n->store = tr_keep(tr_store_tcp(n->host, n->port, .serve = n->rank == 0, .token = token, .timeout_ms = n->timeout_ms));
-    tr_status status = tr_status_of(n->store);
-    if (status == TR_TIMEOUT)
-        return tr__fail_context(status, "node 0, whose launcher serves there, did not come within %g s", n->timeout_ms / 1000.0);
-    TR__TRY(status);
-    const tr__roll roll = {n->store, n->rank, n->count, n->timeout_ms, deadline};
-    status = agree_on_count(n);
-    if (status == TR_OK) status = tr__roll_call(&roll);
-    if (status != TR_OK) tr__roll_refuse(&roll, status); /* unless it is known by now */
-    return status == TR_OK ? join(n, o, token) : status;
+    int64_t deadline = tr__in_ms(n->timeout_ms);
+    if (!n->store) {
+        n->store = tr_keep(tr_store_tcp(n->host, n->port, .serve = n->number == 0, .token = token, .timeout_ms = n->timeout_ms));
+        tr_status status = tr_status_of(n->store);
+        if (status == TR_TIMEOUT)
+            return tr__fail_context(status, "node 0, whose launcher serves there, did not come within %g s",
+                n->timeout_ms / 1000.0);
+        TR__TRY(status);
+        status = agree(n, o);
+        if (status) refuse(n, n->meeting, status);
+        TR__TRY(status);
+    }
+    TR__TRY(call_roll(n, o, deadline));
+    leave_group(n); /* not before: nobody may take this node's end of it for a loss */
+    memset(n->all, 0, (size_t)n->most * sizeof *n->all);
+    memset(n->nodes, 0, (size_t)n->most * sizeof *n->nodes);
+    n->mine = (tr__word){0};
+    n->over = false;
+    n->next_ns = 0;
+    tr_status status = join(n, o, token);
+    if (status == TR_PEER || status == TR_TIMEOUT) lose(n);
+    return status == TR_OK ? TR_OK : tr__fail_context(status, "the nodes are ranks here");
 }
 
 void tr__nodes_refuse(const tr_launch_options *o, const char *token, tr_status why)
 {
     TR_SCOPE;
     TR__KEEP_ERROR;
-    tr__nodes n = {.count = o->nodes};
+    tr__nodes n = {.most = o->nodes, .number = o->node_rank};
     if (o->nodes <= 1 || o->node_rank == 0 || !token || !*token || read_address(&n, o->rendezvous) != TR_OK) return;
-    tr_store *store = tr_store_tcp(n.host, n.port, .token = token, .timeout_ms = REFUSE_MS);
-    if (tr_status_of(store) != TR_OK) return;
+    n.store = tr_store_tcp(n.host, n.port, .token = token, .timeout_ms = REFUSE_MS);
+    if (tr_status_of(n.store) != TR_OK) return;
     tr__fail_stored(tr__kept_error);
-    tr__roll_refuse(&(tr__roll){.store = store, .node = o->node_rank}, why);
+    refuse(&n, 0, why);
 }
 
 typedef struct meeting {
@@ -167,18 +253,29 @@ static void *meeting_thread(void *argument)
     return NULL;
 }
 
-static tr_status check(const tr__nodes *n, const tr_launch_options *o, const char *token)
+static tr_status prepare(tr__nodes *n, const tr_launch_options *o, const char *token)
 {
-    if (n->rank < 0 || n->rank >= n->count) {
-        tr_status wrong = tr__fail(TR_INVALID, "launch: a .node_rank of %d is not in 0 … %d", n->rank, n->count - 1);
+    n->most = n->count = o->nodes;
+    n->least = o->min_nodes ? o->min_nodes : o->nodes;
+    n->number = o->node_rank;
+    n->timeout_ms = o->rendezvous_ms ? o->rendezvous_ms : 300000;
+    if (n->number < 0 || n->number >= n->most) {
+        tr_status wrong = tr__fail(TR_INVALID, "launch: a .node_rank of %d is not in 0 … %d", n->number, n->most - 1);
         tr__nodes_refuse(o, token, wrong);
         return wrong;
     }
     if (!token || !*token)
         return tr__fail(TR_AUTH, "launch: a job of %d nodes needs a secret, the same for all of them: TRIREME_TOKEN, as from "
-                                 "`openssl rand -hex 32`", n->count);
+                                 "`openssl rand -hex 32`", n->most);
     if (strlen(token) > TOKEN_MOST)
         return tr__fail(TR_INVALID, "launch: a secret of %zu bytes; at most %d are allowed", strlen(token), TOKEN_MOST);
+    TR__TRY(read_address(n, o->rendezvous));
+    n->members = calloc((size_t)n->most, sizeof *n->members);
+    n->nodes = calloc((size_t)n->most, sizeof *n->nodes);
+    n->all = calloc((size_t)n->most, sizeof *n->all);
+    n->coming = calloc((size_t)n->most, sizeof *n->coming);
+    if (!n->members || !n->nodes || !n->all || !n->coming) return tr__fail(TR_NO_MEMORY, "launch: no memory for %d nodes", n->most);
+    for (int i = 0; i < n->most; i++) n->members[i] = i;
     return TR_OK;
 }
 
@@ -186,23 +283,14 @@ static tr_status check(const tr__nodes *n, const tr_launch_options *o, const cha
  * program's signals do what they always do, so that a meeting which does not come about can be interrupted. */
 tr_status tr__nodes_meet(tr__nodes *n, const tr_launch_options *o, const char *token)
 {
-    n->count = o->nodes;
-    n->rank = o->node_rank;
-    n->timeout_ms = o->rendezvous_ms ? o->rendezvous_ms : 300000;
-    TR__TRY(check(n, o, token));
-    TR__TRY(read_address(n, o->rendezvous));
-    n->nodes = calloc((size_t)n->count, sizeof *n->nodes);
-    n->all = calloc((size_t)n->count, sizeof *n->all);
-    n->coming = calloc((size_t)n->count, sizeof *n->coming);
-    if (!n->nodes || !n->all || !n->coming) return tr__fail(TR_NO_MEMORY, "launch: no memory for %d nodes", n->count);
-
+    if (!n->members) TR__TRY(prepare(n, o, token));
     meeting m = {n, o, token, NULL};
     pthread_t thread;
     int error = tr__thread_start(&thread, meeting_thread, &m);
     if (error) return tr__fail_errno(TR_IO, error, "launch: cannot start a thread");
     pthread_join(thread, NULL);
     tr_status status = tr__error_restore(m.error);
-    return status ? tr__fail_context(status, "launch: node %d of %d at %s:%d", n->rank, n->count, n->host, n->port) : TR_OK;
+    return status ? tr__fail_context(status, "launch: node %d of %d at %s:%d", n->number, n->most, n->host, n->port) : TR_OK;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------- */
@@ -214,26 +302,13 @@ void tr__nodes_say(tr__nodes *n, const tr__word *word)
     n->mine = *word;
 }
 
-/* The group names the launcher that it has lost as a rank of its own. */
-static void describe_loss(tr__nodes *n, const char *message)
-{
-    const char *at = strstr(message, "rank ");
-    int node;
-    if (at && sscanf(at, "rank %d", &node) == 1 && node >= 0 && node < n->count && node != n->rank)
-        snprintf(n->lost_text, sizeof n->lost_text, "node %d (%s) is gone, and all its ranks: %s", node, n->nodes[node].host,
-            message);
-    else
-        snprintf(n->lost_text, sizeof n->lost_text, "a node is gone: %s", message);
-}
-
 static void end_round(tr__nodes *n)
 {
     tr_status status = tr_wait(n->work);
     tr_release(n->work);
     n->work = NULL;
     if (status) {
-        n->lost = true;
-        describe_loss(n, tr_error_message());
+        lose(n);
         return;
     }
     memcpy(n->all, n->coming, (size_t)n->count * sizeof *n->all);
@@ -288,14 +363,14 @@ const tr__word *tr__nodes_first_failure(const tr__nodes *n)
 
 static void name_report(int node, char key[32])
 {
-    snprintf(key, 32, "launch/report/%d", node);
+    snprintf(key, 32, "report/%d", node);
 }
 
 bool tr__nodes_publish(tr__nodes *n, const char *text)
 {
     char key[32];
     name_report(n->rank, key);
-    return !n->lost && tr_store_set(n->store, key, text, strlen(text)) == TR_OK;
+    return !n->lost && tr_store_set(n->here, key, text, strlen(text)) == TR_OK;
 }
 
 /* The node that a rank is on. */
@@ -332,8 +407,8 @@ static size_t tell_culprit(const tr__nodes *n, tr_launch_report *report)
     report->signal = exit_code > 128 ? exit_code - 128 : 0;
     const char *what = exit_code ? "went on until it was ended, though others had lost it"
                                  : "exited with 0, though others still needed it";
-    return (size_t)snprintf(report->text, sizeof report->text, "node %d (%s): rank %d %s: ", node, n->nodes[node].host,
-        rank, what);
+    return (size_t)snprintf(report->text, sizeof report->text, "node %d (%s): rank %d %s: ", n->members[node],
+        n->nodes[node].host, rank, what);
 }
 
 static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launch_report *report)
@@ -343,12 +418,12 @@ static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launc
     report->exit_code = w->exit_code;
     report->signal = w->signal;
     size_t bytes = sizeof report->text, used = tell_culprit(n, report);
-    used += (size_t)snprintf(report->text + used, bytes - used, "node %d (%s): ", node, n->nodes[node].host);
+    used += (size_t)snprintf(report->text + used, bytes - used, "node %d (%s): ", n->members[node], n->nodes[node].host);
     char key[32];
     void *theirs = NULL;
     size_t length;
     name_report(node, key);
-    if (node != n->rank && !n->lost && w->told && tr_store_get(n->store, key, &theirs, &length) == TR_OK) own = theirs;
+    if (node != n->rank && !n->lost && w->told && tr_store_get(n->here, key, &theirs, &length) == TR_OK) own = theirs;
     if (node == n->rank || theirs)
         snprintf(report->text + used, bytes - used, "%s", own);
     else
@@ -384,36 +459,27 @@ tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *re
         status = TR_OK;
     }
     /* Node 0, which serves the store, is the last to go. */
-    if (!n->lost) n->lost = tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = n->timeout_ms)) != TR_OK;
+    if (!n->lost && tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = n->timeout_ms)) != TR_OK) lose(n);
     return status ? tr__fail(status, "%s", report->text) : TR_OK;
 }
 
-bool tr__nodes_begin_again(tr__nodes *n)
+bool tr__nodes_begin_again(tr__nodes *n, int interrupt)
 {
-    bool sound = n->over && !n->lost;
-    for (int i = 0; i < n->count; i++) sound &= !n->all[i].interrupt && !n->all[i].unable;
-    if (!sound) return false;
-    memset(n->all, 0, (size_t)n->count * sizeof *n->all);
-    n->mine = (tr__word){0};
-    n->over = false;
-    n->next_ns = 0;
-    return true;
-}
-
-void tr__nodes_shrink(tr__nodes *n, int rank)
-{
-    tr__node_facts *node = &n->nodes[node_of(n, rank)];
-    if (node->ranks > 1) node->ranks--;
-    number_ranks(n);
+    TR__KEEP_ERROR;
+    bool able = n->lost ? n->lost_node != 0 && n->count - 1 >= n->least : n->over;
+    for (int i = 0; able && i < n->count; i++) able = !n->all[i].interrupt && !n->all[i].unable;
+    if (able && interrupt) refuse(n, n->meeting + 1, tr__fail(TR_STATE, "it was stopped by signal %d", interrupt));
+    able &= !interrupt;
+    n->meeting += able;
+    return able;
 }
 
 void tr__nodes_leave(tr__nodes *n)
 {
-    bool idle = n->group && !n->work && !tr__error_of(n->group);
-    if (idle) n->lost |= tr_leave(n->group) != TR_OK;
-    tr_release(n->work); /* of a round that was given up: who waits for this node sees that it is gone */
-    tr_release(n->group);
+    leave_group(n);
+    tr_release(n->here);
     tr_release(n->store);
+    free(n->members);
     free(n->nodes);
     free(n->all);
     free(n->coming);

@@ -1,7 +1,8 @@
 /*
  * A job on several nodes: one launcher on each, which are the ranks of a group of their own. They meet in the job's store,
  * which node 0 serves, and from then on tell each other in rounds of all_gather how they stand; a launcher that dies is
- * noticed as a rank that dies is. Nothing here blocks once the nodes have met, but for a moment at the very end.
+ * noticed as a rank that dies is. Nothing here blocks once the nodes have met, but for a moment at the very end. Each time that
+ * their ranks are to be started again they meet anew: without those that are gone, and with those that have come since.
  */
 #ifndef TR_LAUNCH_NODES_H
 #define TR_LAUNCH_NODES_H
@@ -43,21 +44,23 @@ typedef struct tr__word {
 
 /* What a node tells of itself when they meet. */
 typedef struct tr__node_facts {
-    int32_t ranks, max_restarts, min_ranks;
-    int64_t program_bytes; /* the executable's */
-    int64_t now_ns;        /* by its wall clock */
-    char version[16];
+    int32_t ranks;
+    int64_t began_ns; /* when the ranks of all were first started, by its wall clock: that of node 0 counts */
     char host[TR__NODE_NAME];
 } tr__node_facts;
 
 typedef struct tr__nodes {
-    int count, rank;
+    int most, least;        /* nodes that may and must take part */
+    int number, meeting;    /* this one's .node_rank; how often the nodes had met before the latest time */
+    int count, rank;        /* nodes that take part, and which of them this is */
+    int *members;           /* [count], their numbers, rising */
     int first_rank, world;  /* of this node's ranks, and of all */
     char host[256];         /* where node 0 serves the store */
     int port;
     int timeout_ms;         /* for the nodes to meet, and to part */
     tr__node_facts *nodes;  /* [count] */
-    tr_store *store;
+    int64_t began_ns;       /* as in tr__node_facts */
+    tr_store *store, *here; /* the job's, and what in it is of the latest meeting */
     tr_group *group;
     tr__word mine;
     tr__word *all;          /* [count], of the latest round that has ended */
@@ -65,7 +68,8 @@ typedef struct tr__nodes {
     tr__word sent, *coming; /* with what goes in and out */
     int64_t start_ns, next_ns;
     bool over;              /* all have ended, */
-    bool lost;              /* or one is gone, and lost_text says which */
+    bool lost;              /* or one is gone: lost_node (-1: it is not known which) of those that take part */
+    int lost_node;
     char lost_text[512];
 } tr__nodes;
 
@@ -77,7 +81,8 @@ int tr__handicap_ms(int signal, int exit_code);
 /* This node cannot take part, for the reason that is this thread's latest failure, and stays it: tells the others, if they can be
  * found where the options say. */
 void tr__nodes_refuse(const tr_launch_options *options, const char *token, tr_status why);
-/* Meets the other nodes, as the options say. token is the job's. */
+/* Meets the other nodes, as the options say; again after tr__nodes_begin_again(). token is the job's. Fails with .lost when one was
+ * lost once all were there. */
 tr_status tr__nodes_meet(tr__nodes *nodes, const tr_launch_options *options, const char *token);
 /* Starts and ends rounds; to be called often. True when there is news in .all, .over or .lost. */
 bool tr__nodes_step(tr__nodes *nodes);
@@ -90,11 +95,10 @@ bool tr__nodes_publish(tr__nodes *nodes, const char *text);
 /* When .over or .lost: fills in the job's report, the same on all nodes but for those that were lost. own is this node's
  * text. */
 tr_status tr__nodes_conclude(tr__nodes *nodes, const char *own, tr_launch_report *report);
-/* After that: is all as when the nodes had met, so that they may start their ranks again? All nodes find the same, but for those that
- * are lost: not where one was interrupted, or could not start its ranks. */
-bool tr__nodes_begin_again(tr__nodes *nodes);
-/* Removes one rank from the node of `rank`, unless it is the node's last, and renumbers all ranks. */
-void tr__nodes_shrink(tr__nodes *nodes, int rank);
+/* After that, or when a meeting has failed: are the nodes to meet again, to start their ranks again? All find the same, but for
+ * those that are lost: not where one was interrupted, or could not start its ranks, and not when too few are left, or node 0 is
+ * lost. interrupt: the first signal that this node's user sent, of which the others may not know; 0: none. */
+bool tr__nodes_begin_again(tr__nodes *nodes, int interrupt);
 void tr__nodes_leave(tr__nodes *nodes);
 
 #endif

@@ -212,6 +212,7 @@ expect 1 "trireme run: rank 1 (pid " run -n 2 sh -c '[ $RANK = 0 ] || exit 3'
 expect 1 "trireme run: cannot run ./prgram: No such file or directory" run -n 2 ./prgram
 expect 1 "trireme run: cannot run ./none.py: No such file or directory" run -n 2 ./none.py
 expect 2 "trireme run: --node-rank and --rendezvous are for jobs on several machines" run --node-rank 1 echo
+expect 2 "trireme run: --nnodes 3:2: MIN is above MAX" run --nnodes 3:2 echo
 expect 2 "trireme run: --min-ranks 2, but without --max-restarts no ranks are started again" run -n 3 --min-ranks 2 echo
 expect 2 "trireme cluster start: --min-ranks 2, but without --max-restarts" cluster start --slots 3 --min-ranks 2 echo
 expect 2 "trireme: say what to do: run, cluster, train, "

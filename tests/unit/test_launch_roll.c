@@ -22,6 +22,7 @@ enum { MOST = 4, PATIENCE_MS = 60000 };
 
 typedef struct node {
     tr__roll roll;
+    int members[MOST];
     pthread_t thread;
     tr_status status;
     char text[1024];
@@ -35,10 +36,19 @@ static void *take_part(void *argument)
     return NULL;
 }
 
+/* On node 0 all are expected. */
+static void start_with(node *n, tr__roll roll)
+{
+    *n = (node){.roll = roll, .members = {0, 1, 2, 3}};
+    n->roll.deadline = tr__in_ms(roll.timeout_ms);
+    n->roll.members = n->members;
+    n->roll.member_count = roll.count;
+    assert_int_equal(pthread_create(&n->thread, NULL, take_part, n), 0);
+}
+
 static void start(node *n, tr_store *store, int number, int count, int timeout_ms)
 {
-    *n = (node){.roll = {store, number, count, timeout_ms, tr__now_ns() + (int64_t)timeout_ms * 1000000}};
-    assert_int_equal(pthread_create(&n->thread, NULL, take_part, n), 0);
+    start_with(n, (tr__roll){.store = store, .node = number, .count = count, .least = count, .timeout_ms = timeout_ms});
 }
 
 static void ends(node *n, tr_status status, const char *words)
@@ -51,7 +61,7 @@ static void ends(node *n, tr_status status, const char *words)
 static void await_node(tr_store *store, int number)
 {
     char key[32];
-    snprintf(key, sizeof key, "launch/node/%d", number);
+    snprintf(key, sizeof key, "node/%d", number);
     assert_int_equal(tr_store_wait(store, key, PATIENCE_MS), TR_OK);
 }
 
@@ -63,8 +73,96 @@ static void all_come(void **state)
         tr_store *store = tr_store_memory();
         node nodes[MOST];
         for (int i = 0; i < count; i++) start(&nodes[i], store, i, count, PATIENCE_MS);
-        for (int i = 0; i < count; i++) ends(&nodes[i], TR_OK, "");
+        for (int i = 0; i < count; i++) {
+            ends(&nodes[i], TR_OK, "");
+            assert_int_equal(nodes[i].roll.member_count, count);
+        }
     }
+}
+
+static void takes_part(const node *n, const int *numbers, int count)
+{
+    assert_int_equal(n->roll.member_count, count);
+    assert_memory_equal(n->members, numbers, (size_t)count * sizeof *numbers);
+}
+
+/* Two of four are needed, and two come; or all four, who are waited for until the last call. */
+static void who_is_not_needed_is_waited_for_until_the_last_call(void **state)
+{
+    (void)state;
+    for (int come = 2; come <= 4; come += 2) {
+        TR_SCOPE;
+        tr_store *store = tr_store_memory();
+        node nodes[4];
+        tr__roll roll = {.store = store, .count = 4, .least = 2, .timeout_ms = PATIENCE_MS};
+        roll.last_call_ms = come == 2 ? 0 : PATIENCE_MS;
+        for (; roll.node < come; roll.node++) start_with(&nodes[roll.node], roll);
+        for (int i = 0; i < come; i++) ends(&nodes[i], TR_OK, "");
+        for (int i = 0; i < come; i++) takes_part(&nodes[i], (const int[]){0, 1, 2, 3}, come);
+    }
+}
+
+/* Of three that were there, node 1 is known to be lost. Whoever comes now is taken, too. */
+static void who_is_lost_is_not_expected(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    node nodes[3];
+    tr__roll roll = {.store = store, .node = 2, .count = 3, .least = 2, .timeout_ms = PATIENCE_MS, .last_call_ms = PATIENCE_MS};
+    roll.returns = true;
+    start_with(&nodes[2], roll);
+    await_node(store, 2);
+    roll.node = 0;
+    nodes[0] = (node){.roll = roll, .members = {0, 2}};
+    nodes[0].roll.deadline = tr__in_ms(PATIENCE_MS);
+    nodes[0].roll.members = nodes[0].members;
+    nodes[0].roll.member_count = 2;
+    assert_int_equal(pthread_create(&nodes[0].thread, NULL, take_part, &nodes[0]), 0);
+    for (int i = 0; i < 3; i += 2) ends(&nodes[i], TR_OK, "");
+    for (int i = 0; i < 3; i += 2) takes_part(&nodes[i], (const int[]){0, 2}, 2);
+    roll.node = 1;
+    roll.returns = false;
+    start_with(&nodes[1], roll); /* it comes too late, and is told who takes part */
+    ends(&nodes[1], TR_OK, "");
+    takes_part(&nodes[1], (const int[]){0, 2}, 2);
+    assert_true(nodes[1].roll.missed && !nodes[0].roll.missed && !nodes[2].roll.missed);
+    node second; /* of the same number as one that takes part */
+    roll.node = 2;
+    start_with(&second, roll);
+    ends(&second, TR_OK, "");
+    assert_true(second.roll.missed);
+}
+
+/* A launcher that has come and is gone: where nodes may be missing its place is free for another one. */
+static void the_place_of_one_that_is_gone_is_free(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    assert_int_equal(tr_store_set(store, "node/1", "4711 far 7", 10), TR_OK);
+    node nodes[2];
+    tr__roll roll = {.store = store, .count = 3, .least = 2, .timeout_ms = PATIENCE_MS, .last_call_ms = 0};
+    for (roll.node = 0; roll.node < 2; roll.node++) start_with(&nodes[roll.node], roll);
+    for (int i = 0; i < 2; i++) ends(&nodes[i], TR_OK, "");
+    takes_part(&nodes[1], (const int[]){0, 1}, 2);
+}
+
+static void too_few_are_named(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_store *store = tr_store_memory();
+    node nodes[2];
+    tr__roll roll = {.store = store, .count = 4, .least = 3, .timeout_ms = PATIENCE_MS, .last_call_ms = 0};
+    roll.node = 1;
+    start_with(&nodes[1], roll);
+    await_node(store, 1);
+    roll.node = 0;
+    roll.timeout_ms = 300;
+    start_with(&nodes[0], roll);
+    for (int i = 0; i < 2; i++)
+        ends(&nodes[i], TR_TIMEOUT, "of 4 nodes, of which 3 are needed, nodes 2 and 3 did not come within 0.3 s");
 }
 
 static void who_never_came_is_named(void **state)
@@ -89,7 +187,7 @@ static void who_goes_again_is_named(void **state)
     tr_store *store = tr_store_memory();
     node nodes[2];
     for (int i = 0; i < 2; i++) start(&nodes[i], store, i, 4, PATIENCE_MS);
-    assert_int_equal(tr_store_set(store, "launch/node/2", gone, sizeof gone - 1), TR_OK);
+    assert_int_equal(tr_store_set(store, "node/2", gone, sizeof gone - 1), TR_OK);
     for (int i = 0; i < 2; i++) ends(&nodes[i], TR_PEER, "node 2 (pid 4711 on host far) had come, and its launcher is gone");
 }
 
@@ -100,7 +198,7 @@ static void who_was_there_is_not_counted(void **state)
     TR_SCOPE;
     static const char gone[] = "4711 far 7";
     tr_store *store = tr_store_memory();
-    assert_int_equal(tr_store_set(store, "launch/node/2", gone, sizeof gone - 1), TR_OK);
+    assert_int_equal(tr_store_set(store, "node/2", gone, sizeof gone - 1), TR_OK);
     node nodes[2];
     for (int i = 0; i < 2; i++) start(&nodes[i], store, i, 3, PATIENCE_MS);
     for (int i = 0; i < 2; i++) ends(&nodes[i], TR_PEER, "node 2 (pid 4711 on host far) had come, and its launcher is gone");
@@ -114,7 +212,7 @@ static void who_cannot_take_part_says_why(void **state)
     node nodes[2];
     for (int i = 0; i < 2; i++) start(&nodes[i], store, i, 3, PATIENCE_MS);
     await_node(store, 1);
-    const tr__roll late = {.store = store, .node = 2};
+    const tr__roll late = {.store = store, .node = 2, .count = 3, .least = 3};
     tr__roll_refuse(&late, tr__fail(TR_INVALID, "its arguments are wrong"));
     assert_string_equal(tr_error_message(), "its arguments are wrong");
     for (int i = 0; i < 2; i++) ends(&nodes[i], TR_INVALID, ") cannot take part: its arguments are wrong");
@@ -131,7 +229,7 @@ static void a_number_is_taken_once(void **state)
     node first;
     start(&first, store, 1, 3, PATIENCE_MS);
     await_node(store, 1);
-    assert_int_equal(tr_store_set(store, "launch/node/1", "4711 far 0", 10), TR_OK);
+    assert_int_equal(tr_store_set(store, "node/1", "4711 far 0", 10), TR_OK);
     node second;
     start(&second, store, 1, 3, PATIENCE_MS);
     pthread_join(second.thread, NULL);
@@ -174,6 +272,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_end_of_node_0_is_told),
         cmocka_unit_test(all_come),
+        cmocka_unit_test(who_is_not_needed_is_waited_for_until_the_last_call),
+        cmocka_unit_test(who_is_lost_is_not_expected),
+        cmocka_unit_test(the_place_of_one_that_is_gone_is_free),
+        cmocka_unit_test(too_few_are_named),
         cmocka_unit_test(who_never_came_is_named),
         cmocka_unit_test(who_goes_again_is_named),
         cmocka_unit_test(who_was_there_is_not_counted),
