@@ -10,9 +10,11 @@
 
 int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    static const int own[] = {SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS}; /* what a thread does wrong itself */
+    sigset_t others, old;
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&others, own[i]);
+    pthread_sigmask(SIG_SETMASK, &others, &old);
     int error = pthread_create(thread, NULL, body, arg);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return error;

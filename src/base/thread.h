@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Starts a thread that takes no signals: they are the program's. Returns an errno; 0: it runs. */
+/* Starts a thread that takes no signals, which are the program's, but those of its own mistakes. Returns an errno; 0: it runs. */
 int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg);
 /* A condition whose deadlines are of the clock of tr__now_ns(). */
 void tr__condition_init(pthread_cond_t *condition);
