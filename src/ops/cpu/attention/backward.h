@@ -22,12 +22,33 @@ typedef struct backward {
     float *dq, *dk, *dv;    /* [queries or keys][wide] */
 } backward;
 
+/* The exponent that lse stands for. INFINITY, from which every weight is 0, for a query that saw no key, or whose scores are beyond
+ * what f32 holds. */
+static float exponent_of(float lse)
+{
+    float exponent = lse * (float)M_LOG2E;
+    return exponent == -INFINITY ? INFINITY : exponent;
+}
+
+/* Scores so large that lse has an error of whole exponents: those that reach it to its last digits get the weight 1, and none if it is
+ * infinite. Exponents, divided by the scale, take the place of the products. */
+static void hold_exponents(float *p, int64_t n, float scale, float lse)
+{
+    float top = lse - fabsf(lse) * 0x1p-21f;
+    for (int64_t j = 0; j < n; j += WIDTH)
+        vec_store(p + j, lse == INFINITY ? vec_all(-INFINITY) : vec_min(vec_all(0), vec_load(p + j) * scale - top) / scale);
+}
+
 /* p and ds of one query from its scores and g v^T. */
 static void differentiate(backward *b, int64_t i, int64_t row, int64_t from)
 {
     float *p = b->p + row * GRAD_ROW, *ds = b->ds + row * GRAD_ROW, lse = b->lse[i + row], delta = b->delta[i + row];
     int64_t n = heads_visible(b->a, i + row, from, GRAD_KEYS);
     heads_mask(b->a, b->number, i + row, from, n, p);
+    if (fabsf(lse) > LARGE) {
+        hold_exponents(p, n, b->scale, lse);
+        lse = 0;
+    }
     for (int64_t j = 0; j < n; j += WIDTH) {
         vec y = vec_exp2(vec_load(p + j) * b->scale - lse), z = y * (vec_load(ds + j) - delta);
         heads_put_weights(p, j, lanes_keep(y, n - j));
@@ -99,8 +120,7 @@ static void read_inputs(backward *b, float **scratch)
     b->delta = take(scratch, a->queries);
     const float *lse = (const float *)a->lse.data + tr__head_at(a, &a->lse, b->number);
     for (int64_t i = 0; i < a->queries; i++) {
-        float saved = lse[i * a->lse.stride[2]];
-        b->lse[i] = saved == -INFINITY ? INFINITY : saved * (float)M_LOG2E; /* a query without keys: 2^(s - inf) = 0 */
+        b->lse[i] = exponent_of(lse[i * a->lse.stride[2]]);
         b->delta[i] = heads_dot(a, &a->g, g_at, &a->o, tr__head_at(a, &a->o, b->number), i);
     }
 }

@@ -11,6 +11,7 @@ enum {
     QUERIES = 4 * TILE_ROWS, /* of a block */
     KEYS = 512,              /* scored at a time: 24 rows of 512 are 48 KB */
     SCORES_ROW = KEYS + 16,  /* so that rows do not all fall on the same cache sets */
+    LARGE = 1 << 20,         /* exponents beyond it are off by eighths and more: differences are taken before they are scaled */
 };
 
 typedef struct forward {
@@ -61,7 +62,12 @@ static void weigh(forward *f, int64_t i, int64_t row, int64_t from)
     float old = f->max[row], max = row_max(s, n, old);
     f->max[row] = max;
     /* A query that has seen nothing yet has scores of -inf only: all weights are then 2^-inf = 0. */
-    float sum = row_exp2(s, n, f->scale, max == -INFINITY ? 0 : max * f->scale);
+    float base = max == -INFINITY ? 0 : max * f->scale;
+    if (fabsf(base) > LARGE) {
+        for (int64_t j = 0; j < n; j += WIDTH) vec_store(s + j, vec_load(s + j) - max);
+        base = 0;
+    }
+    float sum = row_exp2(s, n, f->scale, base);
     clear_after(s, n);
     if (from > 0 && max != old) {
         float shrink = exp2f((old - max) * f->scale);
