@@ -1,4 +1,6 @@
-/* Attention against the textbook: softmax(q k^T * scale + mask) v in f64, for every kernel, shape, mask and layout. */
+/* Attention against the textbook: softmax(q k^T * scale + mask) v in f64, for every kernel, shape, mask and layout.
+ * ctest: timeout=300 */
+#include "amx_double.h"
 #include "base/isa.h"
 #include "ops/cpu/attention/attention.h"
 
@@ -193,22 +195,23 @@ static void run_all(const tr__attention_kernels *kernels, tr_op_call *call)
 static void all_machines_agree(void **state)
 {
     (void)state;
-    const tr__attention_kernels *kernels[4] = {&tr__attention_generic};
+    const tr__attention_kernels *kernels[5] = {&tr__attention_generic};
     static const struct { tr_dtype dtype; double forward, backward; } dtypes[] = {{TR_F32, 5e-6, 5e-6}, {TR_BF16, 1e-2, 3e-2}};
 #if defined(__x86_64__)
     if (tr__has_avx2()) kernels[1] = &tr__attention_avx2;
     if (tr__has_avx512()) kernels[2] = &tr__attention_avx512;
     if (tr__has_avx512bf16()) kernels[3] = &tr__attention_avx512bf16;
+    if (amx_double()) kernels[4] = &tr__attention_amx;
 #endif
-    for (int variant = 0; variant < CASES * 2 * 2 * 4; variant++) {
+    for (int variant = 0; variant < CASES * 2 * 2 * 5; variant++) {
         TR_SCOPE;
-        const tr__attention_kernels *of_machine = kernels[variant % 4];
-        int d = variant / 4 % 2;
-        if (!of_machine || (variant % 4 == 3 && d == 0)) continue; /* the last is for bf16 alone */
-        const attention_case *c = cases + variant / 16;
+        const tr__attention_kernels *of_machine = kernels[variant % 5];
+        int d = variant / 5 % 2;
+        if (!of_machine || (variant % 5 > 2 && d == 0)) continue; /* the last two are for bf16 alone */
+        const attention_case *c = cases + variant / 20;
         tr_dtype dtype = dtypes[d].dtype;
-        tr_attention_attrs attrs = {.causal = variant / 8 % 2};
-        tr_tensor *mask = variant / 4 % 4 ? random_mask(4, mask_shape(c, 1)) : NULL, *exact[3];
+        tr_attention_attrs attrs = {.causal = variant / 10 % 2};
+        tr_tensor *mask = variant / 5 % 4 ? random_mask(4, mask_shape(c, 1)) : NULL, *exact[3];
         tr_tensor *q = queries(c, 1, dtype), *k = keys(c, 2, dtype), *v = keys(c, 3, dtype), *g = queries(c, 5, dtype);
         tr_tensor *out[2] = {queries(c, 1, dtype), tr_zeros(TR_SHAPE(c->batch, c->heads, c->queries))};
         tr_tensor *in[4] = {q, k, v, mask}, *grads[3] = {queries(c, 1, dtype), keys(c, 1, dtype), keys(c, 1, dtype)};

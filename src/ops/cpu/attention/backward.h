@@ -4,16 +4,26 @@
  * forward.h.
  */
 enum {
+#ifdef TILE_AMX
+    GRAD_QUERIES = 2 * TILE_ROWS,
+#else
     GRAD_QUERIES = 11 * TILE_ROWS, /* of a block */
-    GRAD_KEYS = 256,               /* of a block: p and ds are 66 rows of 256 */
+#endif
+    GRAD_KEYS = 256,               /* of a block: p and ds are 66, or 64, rows of 256 */
     GRAD_ROW = GRAD_KEYS + 16,     /* so that rows do not all fall on the same cache sets */
+    /* Their columns on the left, for heads_transposed(): from a column, or step, to the next; and all. */
+#ifdef TILE_AMX
+    COLUMN = GRAD_QUERIES / 2 + 16, COLUMN_STEP = 1, TRANSPOSED = GRAD_KEYS * COLUMN,
+#else
+    COLUMN = 1, COLUMN_STEP = GRAD_ROW, TRANSPOSED = GRAD_QUERIES / 2 * GRAD_ROW,
+#endif
 };
 
 typedef struct backward {
     const tr__attention *a;
     int64_t number, next;   /* of the (batch, head) */
     float *p, *ds;          /* [GRAD_QUERIES][GRAD_ROW] */
-    float *transposed;      /* [GRAD_QUERIES/2][GRAD_ROW], for heads_transposed() */
+    float *transposed;      /* TRANSPOSED, for heads_transposed() */
     float scale;            /* of products */
     float *lse, *delta;     /* [queries]; lse times log2(e) */
     float *keys, *values;   /* as columns */
@@ -64,14 +74,14 @@ static void add_columns(const backward *b, const float *weights, const operand *
 {
     const tr__attention *a = b->a;
     int64_t last = heads_visible(a, i + n - 1, from, GRAD_KEYS), wide = heads_wide(a);
-    weights = heads_transposed(weights, GRAD_ROW, n, last + TILE_ROWS, b->transposed);
-    tile t = {.a_row = 1, .a_k = GRAD_ROW, .b_k = right->row, .c_row = wide, .add = true};
+    weights = heads_transposed(weights, GRAD_ROW, n, last, b->transposed, COLUMN);
+    tile t = {.a_row = COLUMN, .a_k = COLUMN_STEP, .b_k = right->row, .c_row = wide, .add = true};
     for (int64_t j = 0; j < last; j += TILE_ROWS) {
         int64_t first = a->causal ? from + j - (a->keys - a->queries) - i : 0;
         if (first < 0) first = 0;
         first -= first % HEADS_STEP; /* for whom the weights of these keys are 0 */
         t.k = heads_steps(n - first);
-        t.a = weights + first / HEADS_STEP * GRAD_ROW + j;
+        t.a = weights + first / HEADS_STEP * COLUMN_STEP + j * COLUMN;
         t.b = right->data + (i + first) / HEADS_STEP * right->row;
         t.c = sums + (from + j) * wide;
         heads_tiles(&t, tile_rows_left(last - j), wide / WIDTH);
@@ -140,7 +150,7 @@ static void write_outputs(const backward *b)
 static size_t backward_scratch(const tr__attention *a)
 {
     int64_t rows = 5 * a->queries + 3 * a->keys, wide = heads_wide(a);
-    return (size_t)(rows * wide + 5 * GRAD_QUERIES * GRAD_ROW / 2 + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
+    return (size_t)(rows * wide + 2 * GRAD_QUERIES * GRAD_ROW + TRANSPOSED + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
            15 * TR__CACHE_LINE;
 }
 
@@ -154,8 +164,9 @@ static void backward_head(const tr__attention *a, int64_t number, int64_t next, 
     memset(b.dq, 0, sizeof *b.dq * (size_t)(scratch - b.dq));
     b.p = take(&scratch, GRAD_QUERIES * GRAD_ROW);
     b.ds = take(&scratch, GRAD_QUERIES * GRAD_ROW);
-    b.transposed = take(&scratch, GRAD_QUERIES / 2 * GRAD_ROW);
+    b.transposed = take(&scratch, TRANSPOSED);
     read_inputs(&b, &scratch);
+    tile_begin();
     for (int64_t from = 0; from < a->keys; from += GRAD_KEYS) {
         for (int64_t i = 0; i < a->queries; i += GRAD_QUERIES) {
             int64_t n = a->queries - i < GRAD_QUERIES ? a->queries - i : GRAD_QUERIES;
@@ -163,5 +174,6 @@ static void backward_head(const tr__attention *a, int64_t number, int64_t next, 
             if (heads_visible(a, i + n - 1, from, GRAD_KEYS) > 0) add_gradients(&b, i, n, from);
         }
     }
+    tile_end();
     write_outputs(&b);
 }
