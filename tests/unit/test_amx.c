@@ -1,5 +1,8 @@
-/* AMX: its instructions, the machine's or those of the double, against Intel's manual in scalars. */
+/* AMX: its instructions, the machine's or those of the double, against Intel's manual in scalars; and what our kernels leave. */
 #include "amx_double.h"
+#include "ops/cpu/gemm/gemm.h"
+
+#include <trireme/autograd.h>
 
 #include <float.h>
 #include <math.h>
@@ -7,6 +10,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -34,6 +39,13 @@ AMX static void multiply(const shapes *s, const uint32_t *a, const uint32_t *b, 
     __asm__ volatile("tilestored %%tmm3, (%0,%1,1)" : : "r"(c), "r"((int64_t)(4 * ROW)) : "memory");
     __asm__ volatile("sttilecfg %0" : "=m"(*kept));
     __asm__ volatile("tilerelease" : :);
+}
+
+AMX static uint8_t palette_in_use(void)
+{
+    shapes kept;
+    __asm__ volatile("sttilecfg %0" : "=m"(kept));
+    return kept.palette;
 }
 
 static float flushed(float x)
@@ -101,9 +113,75 @@ static void instructions_do_what_the_manual_says(void **state)
     }
 }
 
+/* A state that is in use makes switching threads dearer. */
+static void kernels_release_the_tiles(void **state)
+{
+    (void)state;
+    if (!amx_double()) skip();
+    TR_SCOPE;
+    tr_tensor *x = tr_ones(TR_SHAPE(40, 70), .dtype = TR_BF16), *w = tr_ones(TR_SHAPE(50, 70), .dtype = TR_BF16);
+    tr_tensor *y = tr_zeros(TR_SHAPE(40, 50), .dtype = TR_BF16);
+    tr_op_call call = {tr__op(linear), &(tr_linear_attrs){0}, 4, 1, (tr_tensor *[]){x, w, NULL, NULL}, &y};
+    tr__gemm p = tr__gemm_of(&call);
+    int64_t done = amx_double_done();
+    assert_true(tr__gemm_amx(&(tr__gemm_task){.p = &p}));
+    assert_true(done == -1 || amx_double_done() > done);
+    assert_true(tr_item(tr_min(y)) == 70 && tr_item(tr_max(y)) == 70);
+    assert_int_equal(palette_in_use(), 0);
+}
+
+/* Memory that ends where its page does, before one that must not be touched; ones in bf16. */
+static void *at_end_of_page(int64_t n)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)n * sizeof(uint16_t), room = (bytes + page - 1) / page * page;
+    char *memory = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(memory, MAP_FAILED);
+    assert_int_equal(mprotect(memory + room, page, PROT_NONE), 0);
+    uint16_t *numbers = (uint16_t *)(void *)(memory + room - bytes);
+    for (int64_t i = 0; i < n; i++) numbers[i] = 0x3f80;
+    return numbers;
+}
+
+/* Nothing beyond a matrix is read or written: of sizes that fill tiles and that do not, of either order. */
+static void kernels_stay_within_their_matrices(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][3] = {{32, 32, 32}, {33, 47, 46}, {16, 48, 64}, {49, 17, 200}, {1, 1, 1}, {63, 31, 45},
+        {31, 80, 102}};
+    if (!amx_double()) skip();
+    for (int variant = 0; variant < 7 * 4; variant++) {
+        TR_SCOPE;
+        int64_t m = sizes[variant / 4][0], n = sizes[variant / 4][1], k = sizes[variant / 4][2];
+        bool turned = variant & 1, in_out = variant & 2;
+        tr_tensor *x = tr_empty(turned ? TR_SHAPE(k, m) : TR_SHAPE(m, k), .dtype = TR_BF16);
+        tr_tensor *y = tr_empty(TR_SHAPE(m, n), .dtype = TR_BF16);
+        tr_tensor *w = tr_empty(in_out ? TR_SHAPE(k, n) : TR_SHAPE(n, k), .dtype = TR_BF16);
+        if (turned) x = tr_transpose(x, 0, 1);
+        tr_op_call call = {tr__op(linear), &(tr_linear_attrs){.in_out = in_out}, 4, 1, (tr_tensor *[]){x, w, NULL, NULL}, &y};
+        tr__gemm p = tr__gemm_of(&call);
+        p.a.data = at_end_of_page(m * k);
+        p.b.data = at_end_of_page(n * k);
+        p.c.data = at_end_of_page(m * n);
+        assert_true(tr__gemm_amx(&(tr__gemm_task){.p = &p}));
+        for (int64_t i = 0; i < m * n; i++) assert_true(tr__load(TR_BF16, p.c.data, i) == (double)k);
+    }
+}
+
 #else
 
 static void instructions_do_what_the_manual_says(void **state)
+{
+    (void)state;
+    skip();
+}
+
+static void kernels_release_the_tiles(void **state)
+{
+    (void)state;
+    skip();
+}
+
+static void kernels_stay_within_their_matrices(void **state)
 {
     (void)state;
     skip();
@@ -115,6 +193,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(instructions_do_what_the_manual_says),
+        cmocka_unit_test(kernels_release_the_tiles),
+        cmocka_unit_test(kernels_stay_within_their_matrices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
