@@ -76,7 +76,7 @@ static void check_settings(findings *f)
         {"TRIREME_TIMEOUT", NULL, "a whole number of seconds, 1 or more"},
         {"TRIREME_CHECK", ", 0 1 nan inf sync wire replicas ",
          "1, nan, inf, sync, wire or replicas, or several with commas between"},
-        {"TRIREME_ISA", " generic avx2 avx512 avx512bf16 ", "generic, avx2, avx512 or avx512bf16"},
+        {"TRIREME_ISA", " generic avx2 avx512 avx512bf16 amx ", "generic, avx2, avx512, avx512bf16 or amx"},
         {"TRIREME_ENCRYPT", " 0 1 ", "0 or 1"},
         {"TRIREME_LOG", " off error warn info debug ", "off, error, warn, info or debug"},
     };

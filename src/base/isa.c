@@ -5,8 +5,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
-static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16"};
+static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16", "amx"};
 enum { LEVELS = sizeof names / sizeof *names };
 
 /* LEVELS: unknown. */
@@ -35,5 +40,34 @@ tr_status tr__isa_check(void)
 {
     const char *text = getenv("TRIREME_ISA");
     if (!text || !*text || level_of(text) < LEVELS) return TR_OK;
-    return tr__fail(TR_INVALID, "TRIREME_ISA=%s is neither generic nor avx2, avx512 or avx512bf16", text);
+    return tr__fail(TR_INVALID, "TRIREME_ISA=%s is neither generic nor avx2, avx512, avx512bf16 or amx", text);
+}
+
+#if defined(__x86_64__)
+/* CPUID says that the processor has the tiles, XCR0 that the kernel keeps them when it switches threads. It does so only for
+ * processes that have asked: a signal's frame then needs 8 KB more. */
+static bool ask_for_tiles(void)
+{
+    enum { TILE = 1 << 24, BF16 = 1 << 22, OSXSAVE = 1 << 27, TILE_STATE = 3 << 17, REQUEST = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d, kept, high;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | BF16)) != (TILE | BF16)) return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE)) return false;
+    __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+    return (kept & TILE_STATE) == TILE_STATE && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+#endif
+
+bool tr__amx_permitted(void)
+{
+#if defined(__x86_64__)
+    static atomic_int permitted = -1; /* process-wide, as the permission is; threads that ask at once get the same answer */
+    int known = atomic_load_explicit(&permitted, memory_order_relaxed);
+    if (known < 0) {
+        known = ask_for_tiles();
+        atomic_store_explicit(&permitted, known, memory_order_relaxed);
+    }
+    return known;
+#else
+    return false;
+#endif
 }

@@ -7,13 +7,15 @@
 #include <stdbool.h>
 
 /* Each has what the ones before it have. */
-typedef enum tr__isa { TR__ISA_GENERIC, TR__ISA_AVX2, TR__ISA_AVX512, TR__ISA_AVX512BF16, TR__ISA_FASTEST } tr__isa;
+typedef enum tr__isa { TR__ISA_GENERIC, TR__ISA_AVX2, TR__ISA_AVX512, TR__ISA_AVX512BF16, TR__ISA_AMX, TR__ISA_FASTEST } tr__isa;
 
 /* The most that TRIREME_ISA allows, whatever this machine has. TR__ISA_FASTEST, if it is not set: all that makes kernels faster.
  * Any thread. */
 tr__isa tr__isa_allowed(void);
 /* A failure when TRIREME_ISA names none. */
 tr_status tr__isa_check(void);
+/* Whether the processor has AMX's tiles of bf16 and Linux lets this process use them, which is asked for once. Any thread. */
+bool tr__amx_permitted(void);
 
 /* What files named *_avx512.c and *_avx2.c may use. */
 static inline bool tr__has_avx512(void)
@@ -34,6 +36,12 @@ static inline bool tr__has_avx512bf16(void)
 #else
     return false;
 #endif
+}
+
+/* And files named *_amx.c: those, and tiles of bf16. */
+static inline bool tr__has_amx(void)
+{
+    return tr__has_avx512bf16() && tr__isa_allowed() >= TR__ISA_AMX && tr__amx_permitted();
 }
 
 /* Whether kernels multiply bf16 by dot products. Intel's processors begin a dot product every other cycle (Sapphire Rapids, Emerald

@@ -1,4 +1,6 @@
-/* Attention against the textbook: softmax(q k^T * scale + mask) v in f64, for every kernel, shape, mask and layout. */
+/* Attention against the textbook: softmax(q k^T * scale + mask) v in f64, for every kernel, shape, mask and layout.
+ * ctest: timeout=300 */
+#include "amx_double.h"
 #include "base/isa.h"
 #include "ops/cpu/attention/attention.h"
 
@@ -193,22 +195,23 @@ static void run_all(const tr__attention_kernels *kernels, tr_op_call *call)
 static void all_machines_agree(void **state)
 {
     (void)state;
-    const tr__attention_kernels *kernels[4] = {&tr__attention_generic};
+    const tr__attention_kernels *kernels[5] = {&tr__attention_generic};
     static const struct { tr_dtype dtype; double forward, backward; } dtypes[] = {{TR_F32, 5e-6, 5e-6}, {TR_BF16, 1e-2, 3e-2}};
 #if defined(__x86_64__)
     if (tr__has_avx2()) kernels[1] = &tr__attention_avx2;
     if (tr__has_avx512()) kernels[2] = &tr__attention_avx512;
     if (tr__has_avx512bf16()) kernels[3] = &tr__attention_avx512bf16;
+    if (amx_double()) kernels[4] = &tr__attention_amx;
 #endif
-    for (int variant = 0; variant < CASES * 2 * 2 * 4; variant++) {
+    for (int variant = 0; variant < CASES * 2 * 2 * 5; variant++) {
         TR_SCOPE;
-        const tr__attention_kernels *of_machine = kernels[variant % 4];
-        int d = variant / 4 % 2;
-        if (!of_machine || (variant % 4 == 3 && d == 0)) continue; /* the last is for bf16 alone */
-        const attention_case *c = cases + variant / 16;
+        const tr__attention_kernels *of_machine = kernels[variant % 5];
+        int d = variant / 5 % 2;
+        if (!of_machine || (variant % 5 > 2 && d == 0)) continue; /* the last two are for bf16 alone */
+        const attention_case *c = cases + variant / 20;
         tr_dtype dtype = dtypes[d].dtype;
-        tr_attention_attrs attrs = {.causal = variant / 8 % 2};
-        tr_tensor *mask = variant / 4 % 4 ? random_mask(4, mask_shape(c, 1)) : NULL, *exact[3];
+        tr_attention_attrs attrs = {.causal = variant / 10 % 2};
+        tr_tensor *mask = variant / 5 % 4 ? random_mask(4, mask_shape(c, 1)) : NULL, *exact[3];
         tr_tensor *q = queries(c, 1, dtype), *k = keys(c, 2, dtype), *v = keys(c, 3, dtype), *g = queries(c, 5, dtype);
         tr_tensor *out[2] = {queries(c, 1, dtype), tr_zeros(TR_SHAPE(c->batch, c->heads, c->queries))};
         tr_tensor *in[4] = {q, k, v, mask}, *grads[3] = {queries(c, 1, dtype), keys(c, 1, dtype), keys(c, 1, dtype)};
@@ -322,6 +325,32 @@ static void large_scores_do_not_overflow(void **state)
     assert_close(tr_attention(q, k, v), expected, 1e-3, "o", 0);
 }
 
+/* Where scores lie so far apart, or beyond what f32 holds, one key has all the weight. */
+static void huge_scores_choose_one_key(void **state)
+{
+    (void)state;
+    static const struct { double size, scale; } sizes[] = {{1e5, 0.125}, {1e15, 0.125}, {3e7, 1e30}, {1e4, -1e4}};
+    for (int s = 0; s < 4; s++) {
+        TR_SCOPE;
+        attention_case c = {1, 1, 40, 600, 64};
+        double size = sizes[s].size, scale = sizes[s].scale;
+        tr_tensor *in[3] = {queries(&c, 1, TR_F32), keys(&c, 2, TR_F32), keys(&c, 3, TR_F32)};
+        tr_tensor *exact[3], *g = queries(&c, 5, TR_F32);
+        for (int i = 0; i < 2; i++) in[i] = tr_affine(in[i], size, 0);
+        for (int i = 0; i < 3; i++) {
+            exact[i] = tr_require_grad(converted(in[i], TR_F64));
+            in[i] = tr_require_grad(tr_detach(in[i]));
+        }
+        tr_tensor *o = tr_attention(in[0], in[1], in[2], .scale = scale);
+        assert_close(o, textbook(&c, exact[0], exact[1], exact[2], NULL, false, scale), 1e-6, "o", s);
+        TR_CHECK(tr_backward(o, .gradient = g));
+        TR_CHECK(tr_backward(tr_attention(exact[0], exact[1], exact[2], .scale = scale), .gradient = converted(g, TR_F64)));
+        for (int i = 0; i < 2; i++)
+            for (int64_t j = 0; j < tr_numel(in[i]); j++) assert_true(isfinite(at(tr_grad(in[i]), j)));
+        if (scale < 1e30) assert_close(tr_grad(in[2]), tr_grad(exact[2]), 1e-6, "dv", s); /* else lse is infinite, and there are none */
+    }
+}
+
 static void a_failed_mask_fails(void **state)
 {
     (void)state;
@@ -391,6 +420,7 @@ int main(void)
         cmocka_unit_test(blind_queries_give_zeros),
         cmocka_unit_test(nan_is_not_lost),
         cmocka_unit_test(large_scores_do_not_overflow),
+        cmocka_unit_test(huge_scores_choose_one_key),
         cmocka_unit_test(a_failed_mask_fails),
         cmocka_unit_test(one_and_two_threads_agree),
         cmocka_unit_test(results_lie_as_the_heads_do),

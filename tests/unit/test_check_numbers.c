@@ -93,7 +93,7 @@ static void test_settings_that_make_no_sense(void **state)
     static const struct { const char *name, *value, *says; } cases[] = {
         {"TRIREME_CHECK", "nan,foo", "TRIREME_CHECK=nan,foo: \"foo\" is neither 1 nor nan, inf, sync, wire or replicas"},
         {"TRIREME_CHECK", "NaN", "TRIREME_CHECK=NaN: \"NaN\" is neither"},
-        {"TRIREME_ISA", "avx", "TRIREME_ISA=avx is neither generic nor avx2, avx512 or avx512bf16"},
+        {"TRIREME_ISA", "avx", "TRIREME_ISA=avx is neither generic nor avx2, avx512, avx512bf16 or amx"},
         {"TRIREME_THREADS", "abc", "TRIREME_THREADS=abc is not a whole number of 1 or more"},
         {"TRIREME_THREADS", "-3", "TRIREME_THREADS=-3 is not a whole number"},
         {"TRIREME_CPU_DEVICES", "x", "TRIREME_CPU_DEVICES=x is not a whole number"},

@@ -1,4 +1,6 @@
-/* Matrix products: the fast kernels against the reference, the reference against three loops, through every layout. */
+/* Matrix products: the fast kernels against the reference, the reference against three loops, through every layout.
+ * ctest: timeout=300 */
+#include "amx_double.h"
 #include "base/isa.h"
 #include "ops/cpu/gemm/gemm.h"
 #include "ops/onednn/kernels.h"
@@ -82,7 +84,7 @@ static void assert_same_bits(tr_tensor *x, tr_tensor *y)
 static const int64_t sizes[][3] = {
     {1, 1, 1}, {1, 5, 1}, {5, 1, 3}, {1, 17, 33}, {33, 1, 17}, {2, 3, 4}, {7, 13, 5}, {16, 16, 16}, {31, 33, 65},
     {64, 96, 48}, {65, 130, 127}, {100, 49, 300}, {130, 257, 391}, {0, 3, 4}, {3, 0, 4}, {3, 4, 0}, {513, 48, 64},
-    {26, 90, 50},
+    {26, 90, 50}, {47, 70, 1100},
 };
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
@@ -162,18 +164,19 @@ static void onednn_is_reference(void **state)
 static void all_machines_are_reference(void **state)
 {
     (void)state;
-    tr__gemm_kernel kernels[4] = {tr__gemm_generic};
+    tr__gemm_kernel kernels[5] = {tr__gemm_generic};
 #if defined(__x86_64__)
     if (tr__has_avx2()) kernels[1] = tr__gemm_avx2;
     if (tr__has_avx512()) kernels[2] = tr__gemm_avx512;
     if (tr__has_avx512bf16()) kernels[3] = tr__gemm_avx512bf16;
+    if (amx_double()) kernels[4] = tr__gemm_amx;
 #endif
     static const struct { tr_dtype dtype; double tolerance; } dtypes[] = {{TR_F32, 3e-6}, {TR_F16, 4e-3}, {TR_BF16, 1e-2}};
-    for (int variant = 0; variant < 4 * 3 * 8 * SIZES; variant++) {
+    for (int variant = 0; variant < 5 * 3 * 8 * SIZES; variant++) {
         TR_SCOPE;
-        tr__gemm_kernel kernel = kernels[variant % 4];
-        const int64_t *size = sizes[variant / 96];
-        int d = variant / 4 % 3, choice = variant / 12 % 8;
+        tr__gemm_kernel kernel = kernels[variant % 5];
+        const int64_t *size = sizes[variant / 120];
+        int d = variant / 5 % 3, choice = variant / 15 % 8;
         if (!kernel) continue;
         tr_tensor *x = converted(tr_randn(1, TR_SHAPE(size[0], size[2])), dtypes[d].dtype);
         tr_tensor *w = converted(tr_randn(2, TR_SHAPE(size[1], size[2])), dtypes[d].dtype);
@@ -186,7 +189,7 @@ static void all_machines_are_reference(void **state)
         tr__gemm p = tr__gemm_of(&call);
         p.accumulate = true;
         assert_true(kernel(&(tr__gemm_task){.p = &p}));
-        assert_close(y, expected, variant % 4 == 3 ? 1e-2 : dtypes[d].tolerance); /* the last rounds x and w to bf16 */
+        assert_close(y, expected, variant % 5 > 2 ? 1e-2 : dtypes[d].tolerance); /* the last two round x and w to bf16 */
     }
 }
 

@@ -1,4 +1,5 @@
 /* Which algorithm computes a convolution or a gemm: chosen once, the same for all threads, for any number of shapes. */
+#include "amx_double.h"
 #include "base/isa.h"
 #include "ops/op.h"
 
@@ -68,6 +69,29 @@ static void convolutions_are_planned(void **state)
     }
 }
 
+/* Gradients of weights of convolutions in bf16, by dot products or tiles where there are such, are those of f64. */
+static void gradients_of_weights_are_those_of_f64(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][5] = {{2, 20, 11, 40, 5}, {3, 48, 9, 33, 1}, {1, 32, 24, 64, 2}};
+    for (int s = 0; s < 3; s++) {
+        TR_SCOPE;
+        const int64_t *n = shapes[s];
+        tr_conv2d_attrs attrs = {1 + s / 2, (int)n[4] / 2, 1, 1, false, false};
+        int64_t out = (n[2] + 2 * attrs.padding - n[4]) / attrs.stride + 1;
+        tr_tensor *x = tr_cast(tr_randn(1, TR_SHAPE(n[0], n[1], n[2], n[2])), TR_BF16), *dw[2];
+        tr_tensor *g = tr_cast(tr_randn(2, TR_SHAPE(n[0], n[3], out, out)), TR_BF16);
+        for (int exact = 0; exact < 2; exact++) {
+            tr_dtype dtype = exact ? TR_F64 : TR_BF16;
+            dw[exact] = tr_zeros(TR_SHAPE(n[3], n[1], n[4], n[4]), .dtype = exact ? TR_F64 : TR_F32);
+            tr_tensor *in[2] = {tr_cast(g, dtype), tr_cast(x, dtype)};
+            TR_CHECK(tr__op_run(tr__op(conv2d_grad_weight), &attrs, in, 2, &dw[exact], 1));
+        }
+        double largest = tr_item(tr_max(tr_abs(dw[1])));
+        assert_true(tr_item(tr_max(tr_abs(tr_sub(tr_cast(dw[0], TR_F64), dw[1])))) < 1e-5 * largest);
+    }
+}
+
 /* linear of [m, k] by [n, k]: its plan, its layout also turned. */
 static const char *plan_of_linear(int64_t m, int64_t k, int64_t n, tr_dtype dtype, bool in_out)
 {
@@ -96,6 +120,42 @@ static void gemms_are_planned(void **state)
     assert_null(tr__plan_name(&(tr_op_call){tr__op(relu), NULL, 1, 1, &x, &x}));
     tr_op_call bias_only = {tr__op(linear_grad_weight), &(tr_linear_attrs){0}, 2, 1, (tr_tensor *[]){x, x}, &none};
     assert_null(tr__plan_name(&bias_only));
+}
+
+bool __wrap_tr__onednn_has_matrix_units(void);
+static bool has_units;
+
+bool __wrap_tr__onednn_has_matrix_units(void)
+{
+    return has_units;
+}
+
+static const char *plan_of(const tr_op *op, tr_activation_kind f, tr_tensor *const *in, int n, tr_tensor **out, int n_out)
+{
+    tr_linear_attrs attrs = {.activation = f};
+    tr_op_call call = {op, &attrs, n, n_out, (tr_tensor **)in, out};
+    TR_CHECK(tr__op_run(op, &attrs, in, n, out, n_out));
+    return tr__plan_name(&call);
+}
+
+/* Where oneDNN, too, has matrix units (AMX), it keeps the plain products, and we compute what it takes several passes for. */
+static void matrix_units_are_shared(void **state)
+{
+    (void)state;
+    if (tr__isa_allowed() != TR__ISA_FASTEST || !amx_double()) skip();
+    TR_SCOPE;
+    amx_everywhere = has_units = true;
+    tr_tensor *x = tr_ones(TR_SHAPE(64, 41), .dtype = TR_BF16), *w = tr_ones(TR_SHAPE(40, 41), .dtype = TR_BF16);
+    tr_tensor *y = tr_ones(TR_SHAPE(64, 40), .dtype = TR_BF16), *sums = tr_ones(TR_SHAPE(40), .dtype = TR_BF16);
+    tr_tensor *few = tr_ones(TR_SHAPE(20, 41), .dtype = TR_BF16), *of_few = tr_ones(TR_SHAPE(20, 40), .dtype = TR_BF16);
+    tr_tensor *plain[4] = {x, w}, *added[4] = {x, w, NULL, y}, *small[4] = {few, w}, *of_weight[2] = {y, x}, *both[2] = {w, sums};
+    assert_string_equal(plan_of(tr__op(linear), TR_NO_ACTIVATION, plain, 4, &y, 1), "oneDNN");
+    assert_string_equal(plan_of(tr__op(linear), TR_RELU, plain, 4, &y, 1), "gemm AMX");
+    assert_string_equal(plan_of(tr__op(linear), TR_NO_ACTIVATION, added, 4, &y, 1), "gemm AMX");
+    assert_string_equal(plan_of(tr__op(linear), TR_NO_ACTIVATION, small, 4, &of_few, 1), "oneDNN");
+    assert_string_equal(plan_of(tr__op(linear_grad_weight), TR_NO_ACTIVATION, of_weight, 2, both, 1), "oneDNN");
+    assert_string_equal(plan_of(tr__op(linear_grad_weight), TR_NO_ACTIVATION, of_weight, 2, both, 2), "gemm AMX");
+    amx_everywhere = has_units = false;
 }
 
 static void *run_new_shapes(void *arg)
@@ -129,7 +189,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(convolutions_are_planned),
+        cmocka_unit_test(gradients_of_weights_are_those_of_f64),
         cmocka_unit_test(gemms_are_planned),
+        cmocka_unit_test(matrix_units_are_shared),
         cmocka_unit_test(threads_agree),
         cmocka_unit_test(there_may_be_any_number_of_shapes),
     };

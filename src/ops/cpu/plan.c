@@ -11,25 +11,27 @@
 
 /* ---- What there is ----------------------------------------------------------------------------------------------- */
 
-/* Those with _BF16 multiply by bf16 dot products (VNNI pairs), the others in f32. */
+/* Those with _BF16 multiply by bf16 dot products (VNNI pairs), those with _AMX by tiles of bf16, the others in f32. */
 typedef enum algorithm {
     REFERENCE,
     ONEDNN,
     GEMM,
     GEMM_BF16,
+    GEMM_AMX,
     WINOGRAD,
     DIRECT,
     DIRECT_BF16,
 } algorithm;
 
 static const char *const names[] = {
-    "reference", "oneDNN", "gemm", "gemm bf16", "Winograd", "direct", "direct bf16",
+    "reference", "oneDNN", "gemm", "gemm bf16", "gemm AMX", "Winograd", "direct", "direct bf16",
 };
 
 static tr__gemm_kernel gemm_kernel(algorithm by)
 {
 #if defined(__x86_64__)
     if (by == GEMM_BF16) return tr__gemm_avx512bf16;
+    if (by == GEMM_AMX) return tr__gemm_amx;
 #endif
     (void)by;
     return TR__OF_MACHINE(tr__gemm);
@@ -42,19 +44,31 @@ enum {
     LEAST_BF16_ROWS = 25, /* or packing b as VNNI pairs */
 };
 
-static bool suits_bf16(tr_dtype a, tr_dtype b, int64_t rows)
+static algorithm own_gemm(tr_dtype a, tr_dtype b, int64_t rows)
 {
-    return a == TR_BF16 && (b == TR_BF16 || b == TR_F32) && rows >= LEAST_BF16_ROWS && tr__uses_bf16_dot();
+    if (a != TR_BF16 || (b != TR_BF16 && b != TR_F32) || rows < LEAST_BF16_ROWS) return GEMM;
+    return tr__has_amx() ? GEMM_AMX : tr__uses_bf16_dot() ? GEMM_BF16 : GEMM;
+}
+
+/* Whether our gemm does in one pass what oneDNN takes several for. */
+static bool fuses(const tr_op_call *call, const tr__gemm *p)
+{
+    bool sums_bias = call->op == tr__op(linear_grad_weight) && call->n_outputs > 1 && call->outputs[1];
+    return sums_bias || tr__gemm_activates(p) || p->residual.data;
 }
 
 /* With AVX2 or AVX-512 our gemm is as fast as oneDNN's sgemm at its best, faster on gradients of weights, and fuses
  * biases, residuals, activations and the gradients of biases. Without matrix units, oneDNN's bf16 is slower than our f32
- * (80 against 120 GFLOP/s on a Sapphire Rapids), and than our bf16 where there are instructions for it. */
-static algorithm choose_gemm(const tr__gemm *p, bool onednn)
+ * (80 against 120 GFLOP/s on a Sapphire Rapids), and than our bf16 where there are instructions for it. With matrix units (AMX)
+ * ours computes what it fuses, and gradients of the weights of convolutions; all else if TRIREME_ISA names amx. Its results are
+ * tested, but nobody has timed it on such a machine: so oneDNN keeps the plain products. (Attention has no rival: its kernel for
+ * AMX runs wherever there is AMX, see attention.c.) */
+static algorithm choose_gemm(const tr_op_call *call, const tr__gemm *p, bool onednn)
 {
     if (p->a.dtype == TR_F64) return REFERENCE;
-    algorithm own = suits_bf16(p->a.dtype, p->b.dtype, p->a.row.n) ? GEMM_BF16 : GEMM;
-    bool matrix_units = p->a.dtype == TR_BF16 && tr__onednn_has_matrix_units();
+    algorithm own = own_gemm(p->a.dtype, p->b.dtype, p->a.row.n);
+    bool own_units = own == GEMM_AMX && (fuses(call, p) || tr__isa_allowed() == TR__ISA_AMX);
+    bool matrix_units = p->a.dtype == TR_BF16 && !own_units && tr__onednn_has_matrix_units();
     bool packs_well = tr__axis_contiguous(&p->b.column) || p->a.row.n >= LEAST_ROWS;
     if (tr__has_avx2() && !matrix_units && packs_well) return own;
     if (tr__gemm_activates(p)) return REFERENCE; /* which runs the activation and the gemm as two ops */
@@ -114,7 +128,7 @@ static algorithm choose_conv(const tr_op_call *call, const tr__conv2d *s, bool o
         bool pairs = a == TR_BF16 && s->ow % 2 == 0 && s->k % TR__VNNI_CHANNELS == 0;
         return of_weight && pairs && tr__uses_bf16_dot() ? DIRECT_BF16 : DIRECT;
     }
-    if (suits_gemm(call, s)) return suits_bf16(a, b, of_weight ? s->k : s->n * s->oh * s->ow) ? GEMM_BF16 : GEMM;
+    if (suits_gemm(call, s)) return own_gemm(a, b, of_weight ? s->k : s->n * s->oh * s->ow);
     return onednn ? ONEDNN : REFERENCE;
 }
 
@@ -142,7 +156,8 @@ static plan key_of(const tr_op_call *call, const tr__conv2d *s, const tr__gemm *
 {
     if (p)
         return (plan){.key = {call->op - tr__ops, p->a.dtype, p->b.dtype, p->c.dtype, p->a.row.n, p->a.column.n,
-            p->b.column.n, p->c_batch.n, tr__gemm_activates(p), tr__axis_contiguous(&p->b.column), tr__onednn_takes(p)}};
+            p->b.column.n, p->c_batch.n, tr__gemm_activates(p), fuses(call, p), tr__axis_contiguous(&p->b.column),
+            tr__onednn_takes(p)}};
     plan made = {.key = {call->op - tr__ops,
         call->inputs[0]->dtype | call->inputs[1]->dtype << 8 | call->outputs[0]->dtype << 16}};
     _Static_assert(sizeof *s <= sizeof made.key - 2 * sizeof *made.key, "the sizes of a convolution fit a key");
@@ -238,8 +253,8 @@ static tr_status run_planned(tr_op_call *call, const tr__conv2d *s, const tr__ge
 {
     plan made = key_of(call, s, p), *kept = find(&made);
     if (!kept) {
-        made.first = s ? choose_conv(call, s, true) : choose_gemm(p, true);
-        made.second = s ? choose_conv(call, s, false) : choose_gemm(p, false);
+        made.first = s ? choose_conv(call, s, true) : choose_gemm(call, p, true);
+        made.second = s ? choose_conv(call, s, false) : choose_gemm(call, p, false);
         kept = keep(&made, call);
     }
     algorithm by = current(kept);

@@ -21,10 +21,11 @@ static struct {
 /* Before oneDNN is called for the first time. */
 static void begin(void)
 {
-    static const dnnl_cpu_isa_t most[] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core};
+    static const dnnl_cpu_isa_t most[] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2, dnnl_cpu_isa_avx512_core,
+        dnnl_cpu_isa_avx512_core_bf16};
     tr__isa allowed = tr__isa_allowed();
     /* It refuses once it has computed, for a program that calls it, too: then it is what it is. */
-    if (allowed < TR__ISA_AVX512BF16) (void)dnnl_set_max_cpu_isa(most[allowed]);
+    if (allowed < TR__ISA_AMX) (void)dnnl_set_max_cpu_isa(most[allowed]);
     *(void **)&openmp.max_threads = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     *(void **)&openmp.set_threads = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
     if (!openmp.max_threads) openmp.set_threads = NULL;

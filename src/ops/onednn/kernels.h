@@ -12,7 +12,7 @@ tr_status tr__onednn_gemm(const tr__gemm *p, tr_device device);
 tr_status tr__onednn_matmul(tr_op_call *call, const tr__gemm *p);
 /* conv2d, conv2d_grad_input, conv2d_grad_weight. */
 tr_status tr__onednn_conv(tr_op_call *call);
-/* Whether it multiplies bf16 by matrix units (AMX), which our kernels do not use. */
+/* Whether it multiplies bf16 by matrix units (AMX). */
 bool tr__onednn_has_matrix_units(void);
 /* "oneDNN 2.6.0 for avx512_core": which kernels it has here, as far as ONEDNN_MAX_CPU_ISA lets it. Returns text. */
 enum { TR__ONEDNN_TEXT = 64 };

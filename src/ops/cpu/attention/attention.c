@@ -5,6 +5,7 @@
 static const tr__attention_kernels *kernels_for(tr_dtype dtype)
 {
 #if defined(__x86_64__)
+    if (dtype == TR_BF16 && tr__has_amx()) return &tr__attention_amx;
     if (dtype == TR_BF16 && tr__uses_bf16_dot()) return &tr__attention_avx512bf16;
 #endif
     (void)dtype;

@@ -14,6 +14,8 @@ tr_status tr__cpu_attention(tr_op_call *call);
 extern const tr__attention_kernels tr__attention_avx512, tr__attention_avx2;
 /* bf16 dot products: the weights are rounded to bf16, too. Needs tr__has_avx512bf16(). */
 extern const tr__attention_kernels tr__attention_avx512bf16;
+/* The same by the tiles of AMX. Needs tr__has_amx(). */
+extern const tr__attention_kernels tr__attention_amx;
 #endif
 extern const tr__attention_kernels tr__attention_generic;
 

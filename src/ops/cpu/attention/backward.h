@@ -4,16 +4,26 @@
  * forward.h.
  */
 enum {
+#ifdef TILE_AMX
+    GRAD_QUERIES = 2 * TILE_ROWS,
+#else
     GRAD_QUERIES = 11 * TILE_ROWS, /* of a block */
-    GRAD_KEYS = 256,               /* of a block: p and ds are 66 rows of 256 */
+#endif
+    GRAD_KEYS = 256,               /* of a block: p and ds are 66, or 64, rows of 256 */
     GRAD_ROW = GRAD_KEYS + 16,     /* so that rows do not all fall on the same cache sets */
+    /* Their columns on the left, for heads_transposed(): from a column, or step, to the next; and all. */
+#ifdef TILE_AMX
+    COLUMN = GRAD_QUERIES / 2 + 16, COLUMN_STEP = 1, TRANSPOSED = GRAD_KEYS * COLUMN,
+#else
+    COLUMN = 1, COLUMN_STEP = GRAD_ROW, TRANSPOSED = GRAD_QUERIES / 2 * GRAD_ROW,
+#endif
 };
 
 typedef struct backward {
     const tr__attention *a;
     int64_t number, next;   /* of the (batch, head) */
     float *p, *ds;          /* [GRAD_QUERIES][GRAD_ROW] */
-    float *transposed;      /* [GRAD_QUERIES/2][GRAD_ROW], for heads_transposed() */
+    float *transposed;      /* TRANSPOSED, for heads_transposed() */
     float scale;            /* of products */
     float *lse, *delta;     /* [queries]; lse times log2(e) */
     float *keys, *values;   /* as columns */
@@ -22,12 +32,33 @@ typedef struct backward {
     float *dq, *dk, *dv;    /* [queries or keys][wide] */
 } backward;
 
+/* The exponent that lse stands for. INFINITY, from which every weight is 0, for a query that saw no key, or whose scores are beyond
+ * what f32 holds. */
+static float exponent_of(float lse)
+{
+    float exponent = lse * (float)M_LOG2E;
+    return exponent == -INFINITY ? INFINITY : exponent;
+}
+
+/* Scores so large that lse has an error of whole exponents: those that reach it to its last digits get the weight 1, and none if it is
+ * infinite. Exponents, divided by the scale, take the place of the products. */
+static void hold_exponents(float *p, int64_t n, float scale, float lse)
+{
+    float top = lse - fabsf(lse) * 0x1p-21f;
+    for (int64_t j = 0; j < n; j += WIDTH)
+        vec_store(p + j, lse == INFINITY ? vec_all(-INFINITY) : vec_min(vec_all(0), vec_load(p + j) * scale - top) / scale);
+}
+
 /* p and ds of one query from its scores and g v^T. */
 static void differentiate(backward *b, int64_t i, int64_t row, int64_t from)
 {
     float *p = b->p + row * GRAD_ROW, *ds = b->ds + row * GRAD_ROW, lse = b->lse[i + row], delta = b->delta[i + row];
     int64_t n = heads_visible(b->a, i + row, from, GRAD_KEYS);
     heads_mask(b->a, b->number, i + row, from, n, p);
+    if (fabsf(lse) > LARGE) {
+        hold_exponents(p, n, b->scale, lse);
+        lse = 0;
+    }
     for (int64_t j = 0; j < n; j += WIDTH) {
         vec y = vec_exp2(vec_load(p + j) * b->scale - lse), z = y * (vec_load(ds + j) - delta);
         heads_put_weights(p, j, lanes_keep(y, n - j));
@@ -43,14 +74,14 @@ static void add_columns(const backward *b, const float *weights, const operand *
 {
     const tr__attention *a = b->a;
     int64_t last = heads_visible(a, i + n - 1, from, GRAD_KEYS), wide = heads_wide(a);
-    weights = heads_transposed(weights, GRAD_ROW, n, last + TILE_ROWS, b->transposed);
-    tile t = {.a_row = 1, .a_k = GRAD_ROW, .b_k = right->row, .c_row = wide, .add = true};
+    weights = heads_transposed(weights, GRAD_ROW, n, last, b->transposed, COLUMN);
+    tile t = {.a_row = COLUMN, .a_k = COLUMN_STEP, .b_k = right->row, .c_row = wide, .add = true};
     for (int64_t j = 0; j < last; j += TILE_ROWS) {
         int64_t first = a->causal ? from + j - (a->keys - a->queries) - i : 0;
         if (first < 0) first = 0;
         first -= first % HEADS_STEP; /* for whom the weights of these keys are 0 */
         t.k = heads_steps(n - first);
-        t.a = weights + first / HEADS_STEP * GRAD_ROW + j;
+        t.a = weights + first / HEADS_STEP * COLUMN_STEP + j * COLUMN;
         t.b = right->data + (i + first) / HEADS_STEP * right->row;
         t.c = sums + (from + j) * wide;
         heads_tiles(&t, tile_rows_left(last - j), wide / WIDTH);
@@ -99,8 +130,7 @@ static void read_inputs(backward *b, float **scratch)
     b->delta = take(scratch, a->queries);
     const float *lse = (const float *)a->lse.data + tr__head_at(a, &a->lse, b->number);
     for (int64_t i = 0; i < a->queries; i++) {
-        float saved = lse[i * a->lse.stride[2]];
-        b->lse[i] = saved == -INFINITY ? INFINITY : saved * (float)M_LOG2E; /* a query without keys: 2^(s - inf) = 0 */
+        b->lse[i] = exponent_of(lse[i * a->lse.stride[2]]);
         b->delta[i] = heads_dot(a, &a->g, g_at, &a->o, tr__head_at(a, &a->o, b->number), i);
     }
 }
@@ -120,7 +150,7 @@ static void write_outputs(const backward *b)
 static size_t backward_scratch(const tr__attention *a)
 {
     int64_t rows = 5 * a->queries + 3 * a->keys, wide = heads_wide(a);
-    return (size_t)(rows * wide + 5 * GRAD_QUERIES * GRAD_ROW / 2 + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
+    return (size_t)(rows * wide + 2 * GRAD_QUERIES * GRAD_ROW + TRANSPOSED + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
            15 * TR__CACHE_LINE;
 }
 
@@ -134,8 +164,9 @@ static void backward_head(const tr__attention *a, int64_t number, int64_t next, 
     memset(b.dq, 0, sizeof *b.dq * (size_t)(scratch - b.dq));
     b.p = take(&scratch, GRAD_QUERIES * GRAD_ROW);
     b.ds = take(&scratch, GRAD_QUERIES * GRAD_ROW);
-    b.transposed = take(&scratch, GRAD_QUERIES / 2 * GRAD_ROW);
+    b.transposed = take(&scratch, TRANSPOSED);
     read_inputs(&b, &scratch);
+    tile_begin();
     for (int64_t from = 0; from < a->keys; from += GRAD_KEYS) {
         for (int64_t i = 0; i < a->queries; i += GRAD_QUERIES) {
             int64_t n = a->queries - i < GRAD_QUERIES ? a->queries - i : GRAD_QUERIES;
@@ -143,5 +174,6 @@ static void backward_head(const tr__attention *a, int64_t number, int64_t next, 
             if (heads_visible(a, i + n - 1, from, GRAD_KEYS) > 0) add_gradients(&b, i, n, from);
         }
     }
+    tile_end();
     write_outputs(&b);
 }

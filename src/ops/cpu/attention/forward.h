@@ -8,9 +8,14 @@
 #include "ops/cpu/attention/heads.h"
 
 enum {
+#ifdef TILE_AMX
+    QUERIES = TILE_ROWS, KEYS = 256, /* 32 rows of 256 are 32 of the 48 KB of the first-level cache */
+#else
     QUERIES = 4 * TILE_ROWS, /* of a block */
     KEYS = 512,              /* scored at a time: 24 rows of 512 are 48 KB */
+#endif
     SCORES_ROW = KEYS + 16,  /* so that rows do not all fall on the same cache sets */
+    LARGE = 1 << 20,         /* exponents beyond it are off by eighths and more: differences are taken before they are scaled */
 };
 
 typedef struct forward {
@@ -61,7 +66,12 @@ static void weigh(forward *f, int64_t i, int64_t row, int64_t from)
     float old = f->max[row], max = row_max(s, n, old);
     f->max[row] = max;
     /* A query that has seen nothing yet has scores of -inf only: all weights are then 2^-inf = 0. */
-    float sum = row_exp2(s, n, f->scale, max == -INFINITY ? 0 : max * f->scale);
+    float base = max == -INFINITY ? 0 : max * f->scale;
+    if (fabsf(base) > LARGE) {
+        for (int64_t j = 0; j < n; j += WIDTH) vec_store(s + j, vec_load(s + j) - max);
+        base = 0;
+    }
+    float sum = row_exp2(s, n, f->scale, base);
     clear_after(s, n);
     if (from > 0 && max != old) {
         float shrink = exp2f((old - max) * f->scale);
@@ -113,5 +123,7 @@ static void forward_head(const tr__attention *a, int64_t number, int64_t next, f
     heads_columns(a, &a->k, tr__head_at(a, &a->k, number), a->keys, a->scale < 0, f.columns);
     f.v = heads_right(a, &a->v, tr__head_at(a, &a->v, number), a->keys, NULL, take(&scratch, a->keys * wide));
     f.q = heads_left(a, &a->q, tr__head_at(a, &a->q, number), a->queries, take(&scratch, a->queries * wide));
+    tile_begin();
     for (int64_t i = 0; i < a->queries; i += QUERIES) attend(&f, i, a->queries - i < QUERIES ? a->queries - i : QUERIES);
+    tile_end();
 }

@@ -46,11 +46,12 @@ static inline void heads_put_weights(float *row, int64_t j, vec weights)
 }
 
 /* n rows of weights, row apart, as columns on the left. f32 is read where it lies. */
-static const float *heads_transposed(const float *weights, int64_t row, int64_t n, int64_t columns, float *out)
+static const float *heads_transposed(const float *weights, int64_t row, int64_t n, int64_t columns, float *out, int64_t column)
 {
     (void)row;
     (void)n;
     (void)columns;
     (void)out;
+    (void)column;
     return weights;
 }

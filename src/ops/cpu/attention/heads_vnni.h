@@ -15,11 +15,11 @@ static inline vec heads_load_vnni(const tr__attention *a, const tr__heads *x, in
 }
 
 /* x: [rows, dim] as rows on the left of a product: where it lies if it can be read so, else copied to scratch, which has
- * rows * heads_wide(a) floats. */
+ * rows * heads_wide(a) floats. For AMX, whose tiles are loaded once for every 32 keys, it is copied to whole cache lines. */
 static operand heads_left(const tr__attention *a, const tr__heads *x, int64_t at, int64_t rows, float *scratch)
 {
     int64_t wide = heads_wide(a);
-    if (x->stride[3] == 1 && x->stride[2] % 2 == 0 && a->dim % 2 == 0)
+    if (TILE_ROWS < 32 && x->stride[3] == 1 && x->stride[2] % 2 == 0 && a->dim % 2 == 0)
         return (operand){(const float *)(const void *)((const uint16_t *)x->data + at), x->stride[2] / 2};
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->dim; d += 2 * WIDTH)
@@ -66,16 +66,31 @@ static inline void heads_put_weights(float *row, int64_t j, vec weights)
     _mm256_storeu_si256((__m256i *)((uint16_t *)row + j), (__m256i)_mm512_cvtneps_pbh((__m512)weights));
 }
 
-/* n rows of weights, row apart, as columns on the left: out is [n/2][row], of the first columns. */
-static const float *heads_transposed(const float *weights, int64_t row, int64_t n, int64_t columns, float *out)
+/* Pairs of neighbours in columns j … of n rows of weights: of rows i and i + 1, or i and nothing, or nothing. */
+static inline vec heads_weight_pairs(const float *weights, int64_t row, int64_t n, int64_t i, int64_t j)
 {
-    for (int64_t i = 0; i < n; i += 2)
+    const uint16_t *first = (const uint16_t *)(weights + i * row) + j, *second = (const uint16_t *)(weights + (i + 1) * row) + j;
+    __m256i firsts = i < n ? _mm256_loadu_si256((const __m256i *)first) : _mm256_setzero_si256();
+    __m256i seconds = i + 1 < n ? _mm256_loadu_si256((const __m256i *)second) : _mm256_setzero_si256();
+    return vnni_join(firsts, seconds);
+}
+
+/* n rows of weights, row apart, as columns on the left, of the first columns: out is [n/2][row], or for AMX [columns][column]. */
+static const float *heads_transposed(const float *weights, int64_t row, int64_t n, int64_t columns, float *out, int64_t column)
+{
+#ifdef TILE_AMX
+    for (int64_t i = 0; i < n; i += 2 * WIDTH)
         for (int64_t j = 0; j < columns; j += WIDTH) {
-            const uint16_t *first = (const uint16_t *)(weights + i * row) + j;
-            const uint16_t *second = (const uint16_t *)(weights + (i + 1) * row) + j;
-            __m256i firsts = _mm256_loadu_si256((const __m256i *)first);
-            __m256i seconds = i + 1 < n ? _mm256_loadu_si256((const __m256i *)second) : _mm256_setzero_si256();
-            vec_store(out + i / 2 * row + j, vnni_join(firsts, seconds));
+            vec square[WIDTH];
+            for (int64_t s = 0; s < WIDTH; s++) square[s] = heads_weight_pairs(weights, row, n, i + 2 * s, j);
+            lanes_transpose(square);
+            for (int64_t c = 0; c < WIDTH; c++) vec_store(out + (j + c) * column + i / 2, square[c]);
         }
+#else
+    (void)column;
+    for (int64_t i = 0; i < n; i += 2)
+        for (int64_t j = 0; j < columns; j += WIDTH)
+            vec_store(out + i / 2 * row + j, heads_weight_pairs(weights, row, n, i, j));
+#endif
     return out;
 }

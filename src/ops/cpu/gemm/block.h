@@ -10,23 +10,42 @@
 #include "ops/cpu/simd/lanes.h"
 #include "ops/cpu/simd/microkernel.h"
 
+#ifdef TILE_AMX
+/* A panel of a, 32 rows of 512 numbers, takes 32 of the 48 KB of the first-level cache. Four products take 64 cycles, in which four
+ * tiles of 1 KB are loaded: those of a from there, in 16 cycles, and those of b from the second-level cache, which gives 48 bytes a
+ * cycle. A block of b takes half of its 2 MB. The sums, in f32, are loaded and stored once in 1,024 cycles of products. */
 enum {
-    BLOCK_DEPTH = 384,           /* steps of a block of b, at most */
-    BLOCK_WIDTH = 384,           /* columns of a block, at most; */
-    SHALLOW_BLOCK = 64 * 1024,   /* a shallower one is wider, up to so many elements */
-    GROUP = 8 * TILE_ROWS,       /* rows of a that are packed together: three cache lines of f32 */
+    BLOCK_DEPTH = 256,
+    BLOCK_WIDTH = 1024,
+    SHALLOW_BLOCK = BLOCK_DEPTH * BLOCK_WIDTH,
+    GROUP = TILE_ROWS, /* a cache line of bf16 */
+    NARROW = TILE_COLUMNS,
+    BY_TILES = 1, /* what follows the sums is done tile by tile, while they are in the first-level cache */
+    PACKED_ROW = BLOCK_DEPTH, PACKED_STEP = 1, /* from a row, or step, of a packed panel of a to the next */
+};
+#else
+enum {
+    BLOCK_DEPTH = 384,         /* steps of a block of b, at most */
+    BLOCK_WIDTH = 384,         /* columns of a block, at most; */
+    SHALLOW_BLOCK = 64 * 1024, /* a shallower one is wider, up to so many elements */
+    GROUP = 8 * TILE_ROWS,     /* rows of a that are packed together: three cache lines of f32 */
+    NARROW = 512,              /* a block of c with at most so many columns is a whole row of c: sums fit the stack */
+    BY_TILES = 0,
+    PACKED_ROW = 1, PACKED_STEP = TILE_ROWS,
+};
+#endif
+enum {
     IN_PLACE_ROWS = GROUP / 2,   /* with fewer rows, packing b does not pay */
     DEPTH_UNIT = 16,             /* steps: panels begin at cache lines */
     TRANSPOSED_COLUMNS = 3072,   /* of c, computed as rows at a time: their sums stay in the caches until they are transposed */
     STREAMED = 4 << 20,          /* bytes of c from which c is written past the caches */
-    NARROW = 512,                /* a block of c with at most so many columns is a whole row of c: sums fit the stack */
 };
 
 /* How the microkernel gets a panel of a. */
 typedef enum a_form {
     A_IN_PLACE, /* read where it lies */
-    A_PACKED,   /* a's columns are contiguous: [8 panels][steps][6] */
-    A_COPIED,   /* row by row: [6][BLOCK_DEPTH] */
+    A_PACKED,   /* a's columns are contiguous: [8 panels][steps][6]; for AMX, [32][BLOCK_DEPTH] */
+    A_COPIED,   /* row by row: [TILE_ROWS][BLOCK_DEPTH] */
 } a_form;
 
 typedef struct block {

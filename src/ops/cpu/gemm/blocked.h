@@ -23,8 +23,8 @@ static void set_a(const block *blk, int64_t i, int64_t rows, float *packed, tile
         t->a = (const float *)(const void *)((const packed_number *)a->data + blk->task->a + i * a->row.stride[0] + blk->row);
         break;
     case A_PACKED:
-        t->a_row = 1;
-        t->a_k = TILE_ROWS;
+        t->a_row = PACKED_ROW;
+        t->a_k = PACKED_STEP;
         break;
     case A_COPIED:
         t->a_row = BLOCK_DEPTH;
@@ -59,7 +59,7 @@ static void set_c(const block *blk, int64_t i, float *sums, tile *t)
     const tr__gemm *p = blk->p;
     if (!blk->c_in_place) {
         t->c = blk->sums ? blk->sums + i * blk->width : sums;
-        t->c_row = blk->width;
+        t->c_row = blk->sums || !BY_TILES ? blk->width : TILE_COLUMNS;
         if (!blk->last || !blk->bf16_in_place) return;
         t->c_bf16_row = p->c.row.stride[0];
         t->c_bf16 = (uint16_t *)p->c.data + blk->task->c + i * t->c_bf16_row + blk->column;
@@ -150,20 +150,29 @@ LANES_INLINE void write_plain_row(tr_dtype dtype, void *c, int64_t c_at, const f
     }
 }
 
-/* A row of c in this block from its sums, where the microkernel does not write it. */
-static void write_row(const block *blk, int64_t row, float *sums)
+/* n numbers of a row of c, from a column on, from their sums, where the microkernel does not write it. */
+static void write_row(const block *blk, int64_t row, int64_t column, int64_t n, const float *sums)
 {
     const tr__gemm *p = blk->requested;
     bool plain_bias = !p->bias || (p->bias->dtype == TR_F32 && tr__axis_contiguous(&blk->bias.column));
     if (p->c.dtype == TR_BF16 && tr__axis_contiguous(&p->c.column) && !p->accumulate && !p->residual.data && plain_bias) {
-        int64_t c_at = blk->task->c + tr__axis_at(&p->c.row, row) + blk->column;
-        const float *bias = p->bias ? (const float *)blk->bias.data + blk->column : NULL;
-        if (bias) write_plain_row(TR_BF16, p->c.data, c_at, sums, bias, blk->columns);
-        else write_plain_row(TR_BF16, p->c.data, c_at, sums, NULL, blk->columns);
+        int64_t c_at = blk->task->c + tr__axis_at(&p->c.row, row) + column;
+        const float *bias = p->bias ? (const float *)blk->bias.data + column : NULL;
+        if (bias) write_plain_row(TR_BF16, p->c.data, c_at, sums, bias, n);
+        else write_plain_row(TR_BF16, p->c.data, c_at, sums, NULL, n);
         return;
     }
-    for (int64_t j = 0; j < blk->columns; j += WIDTH)
-        write_sums(blk, row, blk->column + j, blk->columns - j, vec_load(sums + j));
+    for (int64_t j = 0; j < n; j += WIDTH) write_sums(blk, row, column + j, n - j, vec_load(sums + j));
+}
+
+/* What follows the sums of rows [i, i + rows) and n columns of c, from a column on. */
+static void finish_rows(const block *blk, int64_t i, int64_t rows, int64_t column, int64_t n, float *sums, int64_t sums_row)
+{
+    if (!blk->last || blk->transposed) return;
+    for (int64_t r = 0; r < rows && blk->p->slope; r++)
+        row_times_slope(blk->requested, i + r, column, n, sums + r * sums_row);
+    if (blk->c_in_place || blk->bf16_in_place) return;
+    for (int64_t r = 0; r < rows; r++) write_row(blk, i + r, column, n, sums + r * sums_row);
 }
 
 /* As write_sums for n rows of whole vectors, where the microkernel could have written c. */
@@ -207,11 +216,11 @@ static void write_transposed(void *arg, int64_t begin, int64_t end)
     }
 }
 
-/* Rows [i, i + rows) of c, rows <= 6, in this block. */
+/* Rows [i, i + rows) of c, rows <= TILE_ROWS, in this block. */
 static void multiply_panel(const block *blk, int64_t i, int64_t rows, float *packed)
 {
     int64_t tiles = (blk->columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    float sums[TILE_ROWS * NARROW];
+    _Alignas(TR__CACHE_LINE) float sums[TILE_ROWS * NARROW];
     tile t = {.k = blk->steps, .b = blk->b, .b_k = TILE_COLUMNS, .add = !blk->first};
     if (blk->b_in_place) {
         t.b_k = blk->p->b.row.stride[0];
@@ -219,23 +228,19 @@ static void multiply_panel(const block *blk, int64_t i, int64_t rows, float *pac
     }
     set_a(blk, i, rows, packed, &t);
     set_c(blk, i, sums, &t);
-    float *c = t.c;
     for (int64_t j = 0; j < tiles; j++) {
-        int64_t vectors = (blk->columns - j * TILE_COLUMNS + WIDTH - 1) / WIDTH;
+        int64_t columns = blk->columns - j * TILE_COLUMNS, column = blk->column + j * TILE_COLUMNS;
         prefetch_a(blk, i, j, tiles);
-        prefetch_c(blk, i, rows, blk->column + j * TILE_COLUMNS);
-        tile_run(&t, rows, vectors);
+        prefetch_c(blk, i, rows, column);
+        tile_run(&t, rows, (columns + WIDTH - 1) / WIDTH);
+        if (BY_TILES) finish_rows(blk, i, rows, column, columns < TILE_COLUMNS ? columns : TILE_COLUMNS, t.c, t.c_row);
         t.b += blk->b_in_place ? TILE_COLUMNS : TILE_COLUMNS * blk->steps;
-        t.c += TILE_COLUMNS;
+        if (t.c != sums || !BY_TILES) t.c += TILE_COLUMNS;
         if (t.c_bf16) t.c_bf16 += TILE_COLUMNS;
         if (t.bias) t.bias += TILE_COLUMNS;
         if (t.residual) t.residual += TILE_COLUMNS;
     }
-    if (!blk->last || blk->transposed) return;
-    for (int64_t r = 0; r < rows && blk->p->slope; r++)
-        row_times_slope(blk->requested, i + r, blk->column, blk->columns, c + r * t.c_row);
-    if (blk->c_in_place || blk->bf16_in_place) return;
-    for (int64_t r = 0; r < rows; r++) write_row(blk, i + r, c + r * t.c_row);
+    if (!BY_TILES) finish_rows(blk, i, rows, blk->column, blk->columns, t.c - tiles * TILE_COLUMNS, t.c_row);
 }
 
 /* Rows that are shared out together. */
@@ -249,6 +254,7 @@ static void multiply_units(void *arg, int64_t begin, int64_t end)
     const block *blk = arg;
     _Alignas(64) float packed[GROUP * BLOCK_DEPTH + WIDTH];
     int64_t m = blk->p->a.row.n, high = rows_of_unit(blk);
+    tile_begin();
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t i = unit * high, n = m - i < high ? m - i : high;
         if (blk->a_form == A_PACKED) pack_a(blk, i, n, packed);
@@ -256,6 +262,7 @@ static void multiply_units(void *arg, int64_t begin, int64_t end)
             multiply_panel(blk, i + r, n - r < TILE_ROWS ? n - r : TILE_ROWS,
                 packed + (blk->a_form == A_PACKED ? r * blk->steps : 0));
     }
+    tile_end();
     if (blk->stream) vec_stream_end();
 }
 
@@ -328,7 +335,7 @@ static bool run_block(block *blk)
     int64_t most = steps * BLOCK_WIDTH < SHALLOW_BLOCK && steps ? SHALLOW_BLOCK / steps : BLOCK_WIDTH;
     blk->width = part_size(n, most, TILE_COLUMNS);
     size_t packed = blk->b_in_place ? 0 : (size_t)((steps ? steps : 1) * blk->width); /* an address, also for no rows */
-    bool no_sums = blk->c_in_place || (at_once && blk->width <= NARROW && !blk->transposed);
+    bool no_sums = blk->c_in_place || (at_once && (BY_TILES || blk->width <= NARROW) && !blk->transposed);
     size_t bytes = (packed + (no_sums ? 0 : (size_t)(m * blk->width))) * sizeof(float);
     float *scratch = bytes ? tr__cpu_alloc(task->device.index, bytes) : NULL;
     if (bytes && !scratch) return false;

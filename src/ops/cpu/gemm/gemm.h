@@ -21,6 +21,8 @@ typedef bool (*tr__gemm_kernel)(const tr__gemm_task *task);
 bool tr__gemm_avx512(const tr__gemm_task *task);
 /* Rounds a and b to bf16 for the bf16 dot product. Needs tr__has_avx512bf16(). */
 bool tr__gemm_avx512bf16(const tr__gemm_task *task);
+/* The same by the tiles of AMX. Needs tr__has_amx(). */
+bool tr__gemm_amx(const tr__gemm_task *task);
 bool tr__gemm_avx2(const tr__gemm_task *task);
 #endif
 bool tr__gemm_generic(const tr__gemm_task *task);

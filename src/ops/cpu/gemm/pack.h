@@ -1,7 +1,7 @@
 /*
  * Packing for the blocked gemm (blocked.h): b as panels [steps][TILE_COLUMNS], a as panels [steps][TILE_ROWS] or as rows
- * [TILE_ROWS][BLOCK_DEPTH]. A step is what the microkernel multiplies at once, ROWS_IN_STEP rows of b: one row in f32, two
- * as VNNI pairs of bf16. The two kinds differ in what this file includes:
+ * [TILE_ROWS][BLOCK_DEPTH], for AMX always as rows. A step is what the microkernel multiplies at once, ROWS_IN_STEP rows of b: one
+ * row in f32, two as VNNI pairs of bf16. The two kinds differ in what this file includes:
  *
  *   activate_packed(f, x, steps)     x = f(x), whole vectors of steps
  *   put_number(step, row, x)         x as row `row` of a step; rows behind it become zero
@@ -83,6 +83,34 @@ static void pack_b(void *arg, int64_t begin, int64_t end)
 
 /* ---- a ------------------------------------------------------------------------------------------------------------- */
 
+#ifdef TILE_AMX
+
+/* Rows [i, i + n) of a, n <= GROUP, whose columns are contiguous: pairs of columns become vectors, squares of which are transposed.
+ * to is [GROUP][BLOCK_DEPTH]. */
+static void pack_panels(const block *blk, int64_t i, int64_t n, float *to)
+{
+    const tr__matrix *a = &blk->p->a;
+    for (int64_t step = 0; step < blk->steps; step += WIDTH) {
+        for (int64_t j = 0; j < n; j += WIDTH) {
+            vec square[WIDTH];
+            for (int64_t s = 0; s < WIDTH; s++) {
+                __m256i pair[2];
+                for (int64_t r = 0; r < 2; r++) {
+                    int64_t row = 2 * (step + s) + r, some = row < blk->depth ? n - j : 0;
+                    int64_t from = blk->task->a + tr__axis_at(&a->column, blk->row + (some ? row : 0)) + i + j;
+                    pair[r] = bf16_load(a->dtype, a->data, from, some);
+                }
+                square[s] = vnni_join(pair[0], pair[1]);
+            }
+            lanes_transpose(square);
+            for (int64_t r = 0; r < WIDTH && j + r < n; r++) vec_store(to + (j + r) * BLOCK_DEPTH + step, square[r]);
+        }
+    }
+    for (int64_t r = 0; r < n; r++) activate_packed(blk->p->a_activation, to + r * BLOCK_DEPTH, blk->steps);
+}
+
+#else
+
 enum { WHOLE_DEPTH = 4 * ROWS_IN_STEP }; /* rows of four steps */
 
 /* Panels of a whose columns are contiguous, rows [i, i + n), n <= GROUP: to is [panels][steps][6]. Several panels at once,
@@ -114,6 +142,18 @@ static void pack_a_whole(const block *blk, int64_t i, float *to)
     }
 }
 
+/* Rows [i, i + n) of a as panels, likewise. */
+static void pack_panels(const block *blk, int64_t i, int64_t n, float *to)
+{
+    bool whole = n == GROUP && blk->p->a.dtype == PACKED_DTYPE;
+    if (whole && blk->depth % WHOLE_DEPTH == 0) pack_a_whole(blk, i, to);
+    else pack_a_part(blk, i, n, to);
+    int64_t panels = (n + TILE_ROWS - 1) / TILE_ROWS;
+    activate_packed(blk->p->a_activation, to, panels * TILE_ROWS * blk->steps);
+}
+
+#endif
+
 /* sums[0 … n) += the sums of rows [i, i + n) of a in this block, whose columns are contiguous: n <= GROUP. dtype, and n of a
  * whole group, are constants here. */
 LANES_INLINE void sum_a(const block *blk, tr_dtype dtype, int64_t i, int64_t n, float *sums)
@@ -132,15 +172,12 @@ static void pack_a(const block *blk, int64_t i, int64_t n, float *to)
 {
     float *sums = blk->column == 0 && blk->task->a_sums ? blk->task->a_sums + i : NULL;
     bool whole = n == GROUP && blk->p->a.dtype == PACKED_DTYPE;
-    if (whole && blk->depth % WHOLE_DEPTH == 0) pack_a_whole(blk, i, to);
-    else pack_a_part(blk, i, n, to);
+    pack_panels(blk, i, n, to);
     if (sums && whole) sum_a(blk, PACKED_DTYPE, i, GROUP, sums);
     else if (sums) sum_a(blk, blk->p->a.dtype, i, n, sums);
-    int64_t panels = (n + TILE_ROWS - 1) / TILE_ROWS;
-    activate_packed(blk->p->a_activation, to, panels * TILE_ROWS * blk->steps);
 }
 
-/* Copies rows [i, i + rows) of a: to is [6][BLOCK_DEPTH]. */
+/* Copies rows [i, i + rows) of a: to is [TILE_ROWS][BLOCK_DEPTH]. */
 static void copy_a(const block *blk, int64_t i, int64_t rows, float *to)
 {
     const tr__matrix *a = &blk->p->a;

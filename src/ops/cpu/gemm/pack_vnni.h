@@ -116,6 +116,7 @@ LANES_INLINE void pack_four_steps(const uint16_t *const row[8], int64_t j, float
 static bool reads_a_in_place(const tr__matrix *a)
 {
     bool in_rows = a->row.ndim == 1 && tr__axis_contiguous(&a->column);
+    if (TILE_ROWS > 12 && in_rows && a->row.stride[0] % 1024 == 0) return false; /* two sets of 12 cache lines would hold all rows */
     return a->dtype == TR_BF16 && in_rows && a->row.stride[0] % 2 == 0 && a->column.n % 2 == 0;
 }
 

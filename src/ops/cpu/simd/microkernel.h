@@ -10,7 +10,8 @@
  * as zero then.
  *
  * Six rows of four vectors are 24 sums: enough to hide the latency of two FMA units, few enough for 32 registers; with 16
- * registers it is two vectors. Included by files that are compiled once per kind of machine.
+ * registers it is two vectors. With TILE_AMX defined as well, a tile is one of AMX (microkernel_amx.h). Included by files that are
+ * compiled once per kind of machine.
  */
 #ifndef TR_OPS_CPU_SIMD_MICROKERNEL_H
 #define TR_OPS_CPU_SIMD_MICROKERNEL_H
@@ -21,12 +22,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-enum { TILE_VECTORS = 4 };
+#if defined(TILE_AMX)
+enum { TILE_ROWS = 32, TILE_VECTORS = 2 };
+#elif defined(__AVX512F__) || defined(__aarch64__)
+enum { TILE_ROWS = 6, TILE_VECTORS = 4 };
 #else
-enum { TILE_VECTORS = 2 };
+enum { TILE_ROWS = 6, TILE_VECTORS = 2 };
 #endif
-enum { TILE_ROWS = 6, TILE_COLUMNS = TILE_VECTORS * WIDTH };
+enum { TILE_COLUMNS = TILE_VECTORS * WIDTH };
 
 /* The size of a part of n: a multiple of unit, about the same for all parts, of which there are as few as `most` allows. */
 static inline int64_t part_size(int64_t n, int64_t most, int64_t unit)
@@ -50,6 +53,10 @@ typedef struct tile {
     const float *residual; /* rows residual_row apart, added; or NULL */
     int64_t residual_row;
 } tile;
+
+#ifdef TILE_AMX
+#include "ops/cpu/simd/microkernel_amx.h"
+#else
 
 #ifdef TILE_VNNI
 /* A pair is moved as bits: float arithmetic could change it. */
@@ -181,4 +188,8 @@ static inline void tile_run(const tile *t, int64_t rows, int64_t vectors)
     tile_functions[(vectors < TILE_VECTORS ? vectors : TILE_VECTORS) - 1][rows - 1](t);
 }
 
+static inline void tile_begin(void) {}
+static inline void tile_end(void) {}
+
+#endif
 #endif
