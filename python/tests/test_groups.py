@@ -147,6 +147,14 @@ def subgroups(rank, world):
     return out
 
 
+def alone(rank, world):
+    """Groups of one rank each, as a mesh with a dimension of 1 makes them, where a launcher has numbered the ranks."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    x = torch.ones(2) * rank
+    dist.all_reduce(x, group=[dist.new_group([r]) for r in range(world)][rank])
+    return x
+
+
 def split(rank, world):
     part = dist.split_group(split_ranks=[[0, 2], [1, 3]])
     x = torch.ones(5) * rank
@@ -337,6 +345,9 @@ class Groups(unittest.TestCase):
 
     def test_subgroups(self):
         as_gloo(4, subgroups)
+
+    def test_groups_of_one(self):
+        as_gloo(3, alone)
 
     @unittest.skipIf(VERSION < (2, 15), "PyTorch asks for a bound device there")
     def test_split(self):

@@ -687,9 +687,10 @@ def _create(opts, pg_options=None):
         if size > 1:
             group._store = Store(opts.store, timeout, host, token, options.insecure)
         given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if getattr(options, field.name)}
+        # Who is alone opens no file; without any way to meet, RANK of the environment would count in place of rank.
         return kept(lib.tr_join_with, ctypes.byref(filled(
             _c.tr_join_options, rank=rank, world_size=size, store=group._store and group._store.handle, name=_call_it(opts),
-            timeout_ms=timeout, **given)), error=dist.DistBackendError)
+            init="file:///dev/null" if size == 1 else None, timeout_ms=timeout, **given)), error=dist.DistBackendError)
 
     group = ProcessGroup(rank, size, opts.group_id, options, timeout, opts.store, join)
     group._other_options = None if isinstance(pg_options, Options) else pg_options
