@@ -1,5 +1,7 @@
 """What people train with, beside Gloo: DDP and its options, FSDP2, ZeRO, tensor parallelism, pipelines, checkpoints."""
 import copy
+import os
+import signal
 import tempfile
 import unittest
 import unittest.mock
@@ -17,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import trireme.torch
-from ranks import VERSION, alike, as_gloo
+from ranks import VERSION, alike, as_gloo, run
 from trireme import _share
 
 
@@ -72,6 +74,21 @@ def ddp(rank, world, how):
                     .then(lambda done: done.value()[0]))
         wrapped.register_comm_hook(None, hook)
     return train(wrapped, rank)
+
+
+def left_alone(rank, world):
+    """A rank dies while the others are in a backward pass."""
+    model = DDP(net(), bucket_cap_mb=0.01)
+    x, y = batch(rank, 0)
+    loss = nn.functional.cross_entropy(model(x), y)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
 
 
 def shown(tensor):
@@ -253,6 +270,11 @@ class Training(unittest.TestCase):
         as_gloo(2, ddp, "fp16 hook", close=1e-2)
         as_gloo(2, ddp, "PowerSGD", close=1e-4)
         as_gloo(4, ddp, "plain", close=1e-5)
+
+    def test_a_rank_is_killed_in_a_step(self):
+        for rank, text in enumerate(run(3, left_alone, fails=True)):
+            if rank != 1:
+                self.assertIn("rank 1 (pid", str(text))
 
     def test_shared_memory(self):
         as_gloo(2, in_shared_memory)
