@@ -95,6 +95,49 @@ def messages(rank, world):
     return got
 
 
+def called_directly(rank, world):
+    """Methods of the group itself, in the forms that those of Gloo's have."""
+    group, limit, largest, out = dist.group.WORLD, timedelta(seconds=50), dist.ReduceOp.MAX, {}
+
+    def mine():
+        return torch.arange(4.0) + rank
+
+    def places():
+        return [torch.empty(4) for _ in range(world)]
+
+    for i, given in enumerate(((), (largest,), (largest, limit))):
+        x, y = mine(), mine()
+        group.allreduce(x, *given).wait()
+        group.allreduce([y], *given).wait()
+        out[f"allreduce {i}"] = [x, y]
+    x = mine()
+    group.allreduce(x, op=largest).wait()
+    group.broadcast(x[:2], 1).wait()
+    group.broadcast(x[2:], root=0, timeout=limit).wait()
+    group.barrier(limit).wait()
+    out["broadcast"], y, together, single = x, mine(), places(), torch.empty(4)
+    group.reduce(y, 1, largest).wait()
+    out["reduce"] = y if rank == 1 else None
+    group.allgather(together, mine()).wait()
+    group.gather(places() if rank == 1 else [], mine(), root=1).wait()
+    group.scatter(single, together if rank == 1 else [], root=1).wait()
+    out.update(allgather=together, scatter=single.clone())
+    group.reduce_scatter(single, together, op=largest).wait()
+    out["reduce_scatter"] = single
+    return out
+
+
+def asked(rank, world, meeting):
+    """A group that is bound to a device, and what it says that it cannot do."""
+    dist.init_process_group("trireme", init_method=f"file://{meeting}", rank=rank, world_size=world, device_id=torch.device("cpu:0"))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for name in ("supports_reconfigure", "supports_window", "supports_abort_hooks", "supports_shrinking", "_supports_time_estimate"):
+        assert not getattr(backend, name), name
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return x
+
+
 def from_anyone(rank, world):
     """Long and short messages, in groups that number the ranks otherwise, of another type, and of a list."""
     part, got = dist.new_group([world - 1, *range(world - 1)]), []
@@ -145,6 +188,14 @@ def subgroups(rank, world):
     out["new_subgroups"] = z
     assert dist.get_world_size(group) == 2 and len(count) == world // 2
     return out
+
+
+def alone(rank, world):
+    """Groups of one rank each, as a mesh with a dimension of 1 makes them, where a launcher has numbered the ranks."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    x = torch.ones(2) * rank
+    dist.all_reduce(x, group=[dist.new_group([r]) for r in range(world)][rank])
+    return x
 
 
 def split(rank, world):
@@ -313,6 +364,7 @@ def refused(rank, world):
     say("device", dist.all_reduce, torch.ones(3, device="meta"))
     say("fp8", dist.all_reduce, torch.ones(3).to(torch.float8_e5m2))
     say("average of bool", dist.all_reduce, torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+    say("reduction", dist.all_reduce, torch.ones(3), dist._make_nccl_premul_sum(2.0))
     say("list", dist.all_gather, [torch.empty(3)] * (world + 1), torch.ones(3))
     say("place", dist.all_gather_into_tensor, torch.empty(7), torch.ones(3))
     say("splits", dist.all_to_all_single, torch.empty(4), torch.ones(4), [1] * world, [3] * world)
@@ -331,12 +383,25 @@ class Groups(unittest.TestCase):
         as_gloo(2, messages)
         as_gloo(3, messages)
 
+    def test_methods(self):
+        as_gloo(2, called_directly, since=(2, 15))
+        as_gloo(3, called_directly, since=(2, 15))
+
+    def test_a_bound_device(self):
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            for x in run(2, asked, folder + "/m", backend=None):
+                alike(x, torch.full((2,), 2.0))
+
     def test_messages_from_anyone(self):
         self.assertEqual(as_gloo(3, from_anyone)[0], [1] * 5 + [2] * 5)
         self.assertEqual(run(2, from_anyone)[0], [1] * 5)
 
     def test_subgroups(self):
         as_gloo(4, subgroups)
+
+    def test_groups_of_one(self):
+        as_gloo(3, alone)
 
     @unittest.skipIf(VERSION < (2, 15), "PyTorch asks for a bound device there")
     def test_split(self):
@@ -410,6 +475,7 @@ class Groups(unittest.TestCase):
     def test_bad_arguments(self):
         words = {"sparse": ["TypeError", "to_dense"], "device": ["ValueError", "meta", "cpu:trireme,meta:"],
                  "fp8": ["TypeError", "no arithmetic on torch.float8_e5m2"], "average of bool": ["TypeError", "avg of bool"],
+                 "reduction": ["ValueError", "no reduction PREMUL_SUM"],
                  "list": ["ValueError", "a list of 3 tensors", "group of 2"], "place": ["7 elements"],
                  "splits": ["ValueError", "do not divide"], "rows": ["ValueError", "3 rows cannot be divided"],
                  "options": ["TypeError", "pg_options is a dict, not a trireme.torch.Options"]}

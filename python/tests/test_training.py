@@ -1,5 +1,7 @@
 """What people train with, beside Gloo: DDP and its options, FSDP2, ZeRO, tensor parallelism, pipelines, checkpoints."""
 import copy
+import os
+import signal
 import tempfile
 import unittest
 import unittest.mock
@@ -17,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import trireme.torch
-from ranks import VERSION, alike, as_gloo
+from ranks import VERSION, alike, as_gloo, run
 from trireme import _share
 
 
@@ -72,6 +74,21 @@ def ddp(rank, world, how):
                     .then(lambda done: done.value()[0]))
         wrapped.register_comm_hook(None, hook)
     return train(wrapped, rank)
+
+
+def left_alone(rank, world):
+    """A rank dies while the others are in a backward pass."""
+    model = DDP(net(), bucket_cap_mb=0.01)
+    x, y = batch(rank, 0)
+    loss = nn.functional.cross_entropy(model(x), y)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
 
 
 def shown(tensor):
@@ -142,6 +159,19 @@ def join(rank, world, by_all):
     return state(model.module)
 
 
+def join_unused(rank, world):
+    """DDP calls a method of the group with a tensor, where C++'s takes it for a list of one."""
+    model = DDP(Branches(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for step in range(2 + rank):
+            x, y = batch(rank, step)
+            nn.functional.cross_entropy(model(x, (rank + step) % 3), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return state(model.module)
+
+
 def zero(rank, world):
     from torch.distributed.optim import ZeroRedundancyOptimizer
     model = DDP(net())
@@ -179,6 +209,8 @@ def averaged(rank, world):
     from torch.distributed.fsdp import fully_shard
     model = nn.Linear(4, 4, bias=False)
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    if hasattr(model, "set_allocate_memory_from_process_group_for_comm"):
+        model.set_allocate_memory_from_process_group_for_comm(True)
     model(torch.full((1, 4), float(rank + 1))).sum().backward()
     gradient = model.weight.grad.full_tensor()
     assert torch.equal(gradient, torch.full((4, 4), (world + 1) / 2)), gradient
@@ -200,8 +232,11 @@ def tensor_parallel(rank, world):
     return gradient
 
 
-def pipeline(rank, world):
+def pipeline(rank, world, by_pairs=False):
+    """by_pairs: with a group for each pair of stages."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    if by_pairs:
+        torch.distributed.config.pipeline_per_edge_p2p = True
     torch.manual_seed(5)
     layers = [nn.Linear(16, 16) for _ in range(world)]
     stage = PipelineStage(layers[rank], rank, world, torch.device("cpu"))
@@ -236,6 +271,11 @@ class Training(unittest.TestCase):
         as_gloo(2, ddp, "PowerSGD", close=1e-4)
         as_gloo(4, ddp, "plain", close=1e-5)
 
+    def test_a_rank_is_killed_in_a_step(self):
+        for rank, text in enumerate(run(3, left_alone, fails=True)):
+            if rank != 1:
+                self.assertIn("rank 1 (pid", str(text))
+
     def test_shared_memory(self):
         as_gloo(2, in_shared_memory)
         with unittest.mock.patch.dict(_share._FUNCTION_SLOTS, {"vax": (1, 2)}, clear=True):
@@ -252,6 +292,7 @@ class Training(unittest.TestCase):
         for by_all in (True, False):  # of the gradients' sum: by as many as there were, or are left
             with self.subTest(by_all=by_all):
                 as_gloo(2, join, by_all)
+        as_gloo(3, join_unused, close=1e-5)
 
     def test_zero(self):
         as_gloo(2, zero, close=1e-5)
@@ -266,6 +307,8 @@ class Training(unittest.TestCase):
     @unittest.skipIf((2, 8) <= VERSION < (2, 12), "PyTorch's stages send each other an int64 first, and receive it as a float32")
     def test_pipeline(self):
         as_gloo(3, pipeline)
+        if VERSION >= (2, 15):
+            as_gloo(3, pipeline, True)
 
     def test_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -40,7 +40,7 @@ class Work(_TorchWork):
         super().__init__()
         self._group, self._handle, self._outputs, self._held = group, handle, outputs, held
         self._finish, self._source = finish, source
-        self._ended = self._future = self._error = None
+        self._ended = self._future = self._signal = self._error = None
         self._lock = threading.Lock()
 
     def _settle(self, status):
@@ -97,10 +97,12 @@ class Work(_TorchWork):
     _source_rank = source_rank
 
     def get_future(self):
+        """Raises in a callback: an exception that is set is a result to C++, and DDP would take it for tensors."""
         with self._lock:
             if self._future:
                 return self._future
-            future = self._future = torch.futures.Future()
+            self._signal = torch.futures.Future()
+            future = self._future = self._signal.then(lambda _: self.result())
         if self.is_completed():
             self._resolve()
         else:
@@ -111,10 +113,7 @@ class Work(_TorchWork):
 
     def _resolve(self):
         self._wait(_NO_TIMEOUT)
-        if self._error:
-            self._future.set_exception(self._error)
-        else:
-            self._future.set_result(self._outputs)
+        self._signal.set_result(None)
 
     def __del__(self):
         handle = getattr(self, "_handle", None)

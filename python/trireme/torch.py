@@ -5,6 +5,7 @@ moved as bytes. A synchronous call runs in the caller's thread, an asynchronous 
 and line of the program's code that made it."""
 import contextlib
 import dataclasses
+import functools
 import multiprocessing.util
 import os
 import struct
@@ -125,6 +126,25 @@ def _milliseconds(timeout):
     return 0 if timeout is None or timeout == _UNSET else milliseconds(timeout)
 
 
+def _direct(options, tensors, *fields):
+    """A method for programs that call the group itself: as that of PyTorch's C++ class it takes a tensor for a list of one, and
+    members of the options in place of these, as in allreduce(tensor, ReduceOp.MAX) and broadcast(tensor, root=1)."""
+    def decorate(method):
+        @functools.wraps(method)
+        def call(self, *given, **named):
+            if given and type(given[-1]) is options:
+                return method(self, *given)
+            lists, opts = given[:tensors], named.pop("opts", None) or options()
+            if any(isinstance(one, torch.Tensor) for one in lists):
+                lists = [[one] for one in lists]
+            for field, value in (*zip(fields, given[tensors:]), *named.items()):
+                if value is not None:
+                    setattr(opts, {"op": "reduceOp", "root": "rootRank"}.get(field, field), value)
+            return method(self, *lists, opts)
+        return call
+    return decorate
+
+
 # ---- The group ----------------------------------------------------------------------------------------------------------
 
 @dataclasses.dataclass
@@ -180,13 +200,17 @@ class ProcessGroup(dist.ProcessGroup):
     _set_group_desc = setGroupDesc
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
     supports_splitting, supports_coalescing = True, False
+    # PyTorch's own answers look for a backend registered with the group, of which there is none.
+    supports_reconfigure = supports_window = supports_abort_hooks = supports_shrinking = _supports_time_estimate = False
 
     def get_group_store(self):
         return self._torch_store
 
     @property
     def options(self):
-        return self._options
+        mine = dataclasses.replace(self._options)
+        mine._timeout = timedelta(milliseconds=self._timeout_ms)  # as PyTorch's own have it: pipelines ask for it
+        return mine
 
     def _configured(self):
         """The other devices' backends, as "cpu:trireme,cuda:nccl" said."""
@@ -219,6 +243,11 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout_ms = _milliseconds(timeout)
 
     _set_default_timeout = set_timeout
+
+    def supports_tensor_alloc(self, device):
+        return False
+
+    eager_connect_single_device = supports_tensor_alloc  # for a bound device; everything is connected already
 
     # -- Running calls --
 
@@ -289,7 +318,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _op(op):
         code = _OPS.get(int(op.op))  # op itself would be compared by PyTorch, for a microsecond
         if code is None:
-            raise ValueError(f"trireme: there is no reduction {op}; there are SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR and BXOR")
+            raise ValueError(f"trireme: there is no reduction {op.op.name}; there are SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR and BXOR")
         return code
 
     @staticmethod
@@ -305,7 +334,8 @@ class ProcessGroup(dist.ProcessGroup):
         finish.append((tensor, wide))
         return wide, _TYPES[wider]
 
-    def allreduce(self, tensors, opts=_native.AllreduceOptions()):
+    @_direct(_native.AllreduceOptions, 1, "op", "timeout")
+    def allreduce(self, tensors, opts):
         if not tensors[0].is_cpu:
             return self._elsewhere("allreduce", tensors[0], tensors, opts)
         at, op, finish, held, calls = _caller(), self._op(opts.reduceOp), [], [], []
@@ -316,9 +346,10 @@ class ProcessGroup(dist.ProcessGroup):
             calls.append(self._describe(at, timeout, _c.TR_ALL_REDUCE, target, target.numel(), dtype, op=op))
         return self._run(calls, opts, tensors, held, finish)
 
-    allreduce_coalesced = allreduce
+    allreduce_coalesced = _direct(_native.AllreduceCoalescedOptions, 1, "op", "timeout")(allreduce.__wrapped__)
 
-    def reduce(self, tensors, opts=_native.ReduceOptions()):
+    @_direct(_native.ReduceOptions, 1, "root", "op", "timeout")
+    def reduce(self, tensors, opts):
         if not tensors[0].is_cpu:
             return self._elsewhere("reduce", tensors[0], tensors, opts)
         finish = []
@@ -355,11 +386,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter(self, outputs, inputs, opts=_native.ReduceScatterOptions()):
+    @_direct(_native.ReduceScatterOptions, 2, "op", "timeout")
+    def reduce_scatter(self, outputs, inputs, opts):
         output, blocks, at, finish, held = outputs[0], inputs[0], _caller(), [], []
         if not output.is_cpu:
             return self._elsewhere("reduce_scatter", output, outputs, inputs, opts)
-        self._check_blocks("reduce_scatter", blocks, output.dtype)
+        self._check_blocks("reduce_scatter", blocks, output)
         flat = torch.cat([_dense(block).reshape(-1) for block in blocks])
         if all(block.numel() == output.numel() for block in blocks):
             call = self._scatter_sum(at, opts, output, flat, finish, held)
@@ -374,12 +406,14 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- Collectives that move --
 
-    def _check_blocks(self, what, blocks, dtype):
+    def _check_blocks(self, what, blocks, like, even=False):
         if len(blocks) != self._size:
             raise ValueError(f"trireme: {what}: a list of {len(blocks)} tensors was given in a group of {self._size}")
         for block in blocks:
-            if block.dtype != dtype:
-                raise TypeError(f"trireme: {what}: the tensors are of different types, {dtype} and {block.dtype}")
+            if block.dtype != like.dtype:
+                raise TypeError(f"trireme: {what}: the tensors are of different types, {like.dtype} and {block.dtype}")
+            if even and block.numel() != like.numel():
+                raise ValueError(f"trireme: {what}: a tensor of the list has {block.numel()} elements, the single one {like.numel()}")
 
     @staticmethod
     def _together(blocks, finish):
@@ -397,7 +431,8 @@ class ProcessGroup(dist.ProcessGroup):
             at += block.numel()
         return whole
 
-    def broadcast(self, tensors, opts=_native.BroadcastOptions()):
+    @_direct(_native.BroadcastOptions, 1, "root", "timeout")
+    def broadcast(self, tensors, opts):
         if not tensors[0].is_cpu:
             return self._elsewhere("broadcast", tensors[0], tensors, opts)
         at, finish, held, calls = _caller(), [], [], []
@@ -409,7 +444,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run(calls, opts, tensors, held, finish if self._rank != opts.rootRank else [])
 
     def _gather_list(self, at, opts, blocks, given, finish, held):
-        self._check_blocks("all_gather", blocks, given.dtype)
+        self._check_blocks("all_gather", blocks, given)
         given, whole = _dense(given), self._together(blocks, finish)
         count, dtype, size = _units(given)
         sizes = [block.numel() * size for block in blocks]
@@ -419,7 +454,8 @@ class ProcessGroup(dist.ProcessGroup):
         held.append(_counts(sizes))
         return self._describe(at, _milliseconds(opts.timeout), _c.TR_ALL_GATHER_V, whole, count, dtype, given, out_counts=held[-1])
 
-    def allgather(self, outputs, inputs, opts=_native.AllgatherOptions()):
+    @_direct(_native.AllgatherOptions, 2, "timeout")
+    def allgather(self, outputs, inputs, opts):
         if not inputs[0].is_cpu:
             return self._elsewhere("allgather", inputs[0], outputs, inputs, opts)
         at, finish, held = _caller(), [], []
@@ -467,15 +503,13 @@ class ProcessGroup(dist.ProcessGroup):
         call = self._describe(at, _milliseconds(opts.timeout), _c.TR_GATHER, whole, count, dtype, given, root=opts.rootRank)
         return self._run(call, opts, outputs, [given, whole], finish)
 
-    def gather(self, outputs, inputs, opts=_native.GatherOptions()):
+    @_direct(_native.GatherOptions, 2, "root", "timeout")
+    def gather(self, outputs, inputs, opts):
         if not inputs[0].is_cpu:
             return self._elsewhere("gather", inputs[0], outputs, inputs, opts)
         at, finish, whole = _caller(), [], None
         if self._rank == opts.rootRank:
-            self._check_blocks("gather", outputs[0], inputs[0].dtype)
-            for block in outputs[0]:
-                if block.numel() != inputs[0].numel():
-                    raise ValueError(f"trireme: gather: a place of {block.numel()} elements was given for {inputs[0].numel()}")
+            self._check_blocks("gather", outputs[0], inputs[0], even=True)
             whole = self._together(outputs[0], finish)
         return self._to_root(at, opts, whole, inputs[0], finish, outputs[0] if outputs else [])
 
@@ -492,15 +526,13 @@ class ProcessGroup(dist.ProcessGroup):
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs, inputs, opts=_native.ScatterOptions()):
+    @_direct(_native.ScatterOptions, 2, "root", "timeout")
+    def scatter(self, outputs, inputs, opts):
         output, at, finish, whole = outputs[0], _caller(), [], None
         if not output.is_cpu:
             return self._elsewhere("scatter", output, outputs, inputs, opts)
         if self._rank == opts.rootRank:
-            self._check_blocks("scatter", inputs[0], output.dtype)
-            for block in inputs[0]:
-                if block.numel() != output.numel():
-                    raise ValueError(f"trireme: scatter: a block of {block.numel()} elements was given for a place of {output.numel()}")
+            self._check_blocks("scatter", inputs[0], output, even=True)
             whole = torch.cat([_dense(block).reshape(-1) for block in inputs[0]])
         target = _target(output, finish)
         count, dtype, _ = _units(target)
@@ -541,12 +573,13 @@ class ProcessGroup(dist.ProcessGroup):
         if not inputs[0].is_cpu:
             return self._elsewhere("alltoall", inputs[0], outputs, inputs, opts)
         at, finish = _caller(), []
-        self._check_blocks("all_to_all", inputs, inputs[0].dtype)
-        self._check_blocks("all_to_all", outputs, inputs[0].dtype)
+        self._check_blocks("all_to_all", inputs, inputs[0])
+        self._check_blocks("all_to_all", outputs, inputs[0])
         return self._exchange(at, opts, self._together(outputs, finish), torch.cat([_dense(t).reshape(-1) for t in inputs]),
                               [t.numel() for t in outputs], [t.numel() for t in inputs], outputs, finish)
 
-    def barrier(self, opts=_native.BarrierOptions()):
+    @_direct(_native.BarrierOptions, 0, "timeout")
+    def barrier(self, opts):
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu" and device.type in self._configured():
             return self._other(device).barrier(opts)
@@ -687,9 +720,10 @@ def _create(opts, pg_options=None):
         if size > 1:
             group._store = Store(opts.store, timeout, host, token, options.insecure)
         given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if getattr(options, field.name)}
+        # Who is alone opens no file; without any way to meet, RANK of the environment would count in place of rank.
         return kept(lib.tr_join_with, ctypes.byref(filled(
             _c.tr_join_options, rank=rank, world_size=size, store=group._store and group._store.handle, name=_call_it(opts),
-            timeout_ms=timeout, **given)), error=dist.DistBackendError)
+            init="file:///dev/null" if size == 1 else None, timeout_ms=timeout, **given)), error=dist.DistBackendError)
 
     group = ProcessGroup(rank, size, opts.group_id, options, timeout, opts.store, join)
     group._other_options = None if isinstance(pg_options, Options) else pg_options
