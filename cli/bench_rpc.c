@@ -16,12 +16,13 @@ typedef struct rpc_bench {
     tr__sizes sizes;
     int callers;
     bool insecure;
-    bool asks_operator; /* the peer is also to time calls of an operator that it has built in */
+    bool operator_too; /* also a function with a result of its own; the peer's is an operator that it has built in */
     const char *peer, *json, *transport;
     tr_rpc *rpc;
     tr__bare_stream *stream; /* for bare rounds of the same bytes; NULL: the ranks share memory */
     tr__peer other;
-    double us[TR__SIZES_MAX], raw_us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX], operator_us[TR__SIZES_MAX]; /* medians */
+    double us[TR__SIZES_MAX], raw_us[TR__SIZES_MAX], peer_us[TR__SIZES_MAX]; /* medians */
+    double operator_us[TR__SIZES_MAX], peer_operator_us[TR__SIZES_MAX];
     double rate, peer_rate; /* calls per second of all callers */
 } rpc_bench;
 
@@ -31,21 +32,27 @@ static tr_tensor *echo(tr_tensor *x)
 }
 TR_RPC(echo, TENSOR, RETURNS(TENSOR));
 
+static tr_tensor *add_one(tr_tensor *x)
+{
+    return tr_add(x, tr_scalar(1, TR_F32));
+}
+TR_RPC(add_one, TENSOR, RETURNS(TENSOR));
+
 /* ---- One caller -------------------------------------------------------------------------------------------------- */
 
-static tr_status call(const rpc_bench *b, tr_tensor *x)
+static tr_status call(const rpc_bench *b, const char *function, tr_tensor *x)
 {
     TR_SCOPE;
-    return tr_future_wait(tr_rpc_sync(b->rpc, "server", "echo", x));
+    return tr_future_wait(tr_rpc_sync(b->rpc, "server", function, x));
 }
 
 /* The median time of so many calls. */
-static tr_status time_calls(const rpc_bench *b, tr_tensor *x, int calls, double *us)
+static tr_status time_calls(const rpc_bench *b, const char *function, tr_tensor *x, int calls, double *us)
 {
     double times[CALLS_MOST];
     for (int i = 0; i < calls; i++) {
         double began = tr__now_us();
-        TRY(call(b, x));
+        TRY(call(b, function, x));
         times[i] = tr__now_us() - began;
     }
     *us = tr__median(times, calls);
@@ -75,21 +82,24 @@ static tr_status measure_size(rpc_bench *b, int size)
     TR_SCOPE;
     int64_t bytes = b->sizes.bytes[size];
     tr_tensor *x = tr_zeros(TR_SHAPE(bytes / 4));
-    double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], operators[ROUNDS], once = 0;
-    TRY(time_calls(b, x, CALLS_LEAST, &once));
+    double ours[ROUNDS], raw[ROUNDS], theirs[ROUNDS], added[ROUNDS], their_added[ROUNDS], once = 0;
+    TRY(time_calls(b, "echo", x, CALLS_LEAST, &once));
     int calls = once > 0 ? (int)(ROUND_US / once) : CALLS_MOST;
     calls = calls > CALLS_MOST ? CALLS_MOST : calls < CALLS_LEAST ? CALLS_LEAST : calls;
     int peer_calls = calls / 5 > CALLS_LEAST ? calls / 5 : CALLS_LEAST;
     for (int round = 0; round < ROUNDS; round++) {
-        TRY(time_calls(b, x, calls, &ours[round]));
+        TRY(time_calls(b, "echo", x, calls, &ours[round]));
         if (b->stream) TRY(time_raw(b, bytes, calls, &raw[round]));
         if (b->peer && !ask_peer(b, "echo", (long long)bytes, peer_calls, &theirs[round])) return TR_CHILD;
-        if (b->asks_operator && !ask_peer(b, "operator", (long long)bytes, peer_calls, &operators[round])) return TR_CHILD;
+        if (!b->operator_too) continue;
+        TRY(time_calls(b, "add_one", x, calls, &added[round]));
+        if (!ask_peer(b, "operator", (long long)bytes, peer_calls, &their_added[round])) return TR_CHILD;
     }
     b->us[size] = tr__median(ours, ROUNDS);
     if (b->stream) b->raw_us[size] = tr__median(raw, ROUNDS);
     if (b->peer) b->peer_us[size] = tr__median(theirs, ROUNDS);
-    if (b->asks_operator) b->operator_us[size] = tr__median(operators, ROUNDS);
+    if (b->operator_too) b->operator_us[size] = tr__median(added, ROUNDS);
+    if (b->operator_too) b->peer_operator_us[size] = tr__median(their_added, ROUNDS);
     return TR_OK;
 }
 
@@ -101,7 +111,7 @@ static void *be_caller(void *arg)
     const rpc_bench *b = arg;
     tr_tensor *x = tr_zeros(TR_SHAPE(1));
     for (int i = 0; i < CALLER_CALLS; i++)
-        if (call(b, x) != TR_OK) return arg;
+        if (call(b, "echo", x) != TR_OK) return arg;
     return NULL;
 }
 
@@ -140,12 +150,13 @@ static void print_results(const rpc_bench *b)
 {
     printf("echo of f32 by another process, medians in microseconds\n%12s %11s%s%s%s\n", "bytes", "trireme",
         b->stream ? "         raw   / raw" : "", b->peer ? "        peer   ratio" : "",
-        b->asks_operator ? "    operator   ratio" : "");
+        b->operator_too ? "     add one        peer   ratio" : "");
     for (int i = 0; i < b->sizes.count; i++) {
         printf("%12lld %11.1f", (long long)b->sizes.bytes[i], b->us[i]);
         if (b->stream) printf(" %11.1f %7.2f", b->raw_us[i], b->us[i] / b->raw_us[i]);
         if (b->peer) printf(" %11.1f %7.1f", b->peer_us[i], b->peer_us[i] / b->us[i]);
-        if (b->asks_operator) printf(" %11.1f %7.1f", b->operator_us[i], b->operator_us[i] / b->us[i]);
+        if (b->operator_too)
+            printf(" %11.1f %11.1f %7.1f", b->operator_us[i], b->peer_operator_us[i], b->peer_operator_us[i] / b->operator_us[i]);
         printf("\n");
     }
     if (b->callers) printf("%d callers: %.0f calls/s", b->callers, b->rate);
@@ -163,8 +174,9 @@ static int write_results(const rpc_bench *b)
         TR__ADD_NUMBERS(r, {"bytes", (double)b->sizes.bytes[i]}, {"median_us", b->us[i]});
         if (b->stream) TR__ADD_NUMBERS(r, {"raw_median_us", b->raw_us[i]}, {"of_raw", b->us[i] / b->raw_us[i]});
         if (b->peer) TR__ADD_NUMBERS(r, {"peer_median_us", b->peer_us[i]}, {"ratio", b->peer_us[i] / b->us[i]});
-        if (b->asks_operator)
-            TR__ADD_NUMBERS(r, {"peer_operator_us", b->operator_us[i]}, {"operator_ratio", b->operator_us[i] / b->us[i]});
+        if (b->operator_too)
+            TR__ADD_NUMBERS(r, {"operator_us", b->operator_us[i]}, {"peer_operator_us", b->peer_operator_us[i]},
+                {"operator_ratio", b->peer_operator_us[i] / b->operator_us[i]});
         cJSON_AddItemToArray(results, r);
     }
     cJSON_AddNumberToObject(o, "callers", b->callers);
@@ -178,7 +190,7 @@ static int write_results(const rpc_bench *b)
 static tr_status measure_all(rpc_bench *b)
 {
     if (b->peer && !tr__peer_start(&b->other, 1, "%s", b->peer)) return TR_CHILD;
-    b->asks_operator = b->asks_operator && b->peer;
+    b->operator_too = b->operator_too && b->peer;
     tr_status status = TR_OK;
     for (int i = 0; i < b->sizes.count && status == TR_OK; i++) status = measure_size(b, i);
     if (status == TR_OK) status = measure_rate(b);
@@ -202,6 +214,7 @@ static tr_status run_agent(rpc_bench *b, tr_group *world)
 {
     b->rpc = tr_rpc_start(world, .name = tr_rank(world) ? "server" : "client");
     TRY(tr_rpc_register(b->rpc, &echo_rpc));
+    TRY(tr_rpc_register(b->rpc, &add_one_rpc));
     TRY(tr_barrier(world));
     if (tr_rank(world) == 0) TRY(measure_all(b));
     return tr_rpc_stop(b->rpc);
@@ -244,9 +257,9 @@ int tr__bench_rpc(int argc, char **argv)
             "                            microseconds of a call, for \"callers N CALLS\" the calls per second",
             TR__TEXT(&b.peer)},
         {"operator", 0, NULL,
-            "the peer knows \"operator BYTES CALLS\", too: the same of an operator that it has built in, where\n"
-            "                            an echo may run in its interpreter",
-            TR__FLAG(&b.asks_operator)},
+            "also a function that adds 1 to the tensor; for \"operator BYTES CALLS\" the peer times the same of an\n"
+            "                            operator that it has built in, where an echo may run in its interpreter",
+            TR__FLAG(&b.operator_too)},
         {"transport", 0, "NAME", "tcp: between ranks of one host, too; then, and between hosts, beside a bare connection",
             TR__TEXT(&b.transport)},
         {"insecure", 0, NULL, "between hosts that trust their network, without TRIREME_TOKEN: in the clear",
