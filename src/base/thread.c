@@ -10,7 +10,7 @@
 
 int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg)
 {
-    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     sigset_t others, old;
     sigfillset(&others);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&others, own[i]);
