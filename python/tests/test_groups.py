@@ -112,6 +112,7 @@ def called_directly(rank, world):
         out[f"allreduce {i}"] = [x, y]
     x = mine()
     group.allreduce(x, op=largest).wait()
+    group.allreduce(tensors=[x]).wait()
     group.broadcast(x[:2], 1).wait()
     group.broadcast(x[2:], root=0, timeout=limit).wait()
     group.barrier(limit).wait()
@@ -121,6 +122,7 @@ def called_directly(rank, world):
     group.allgather(together, mine()).wait()
     group.gather(places() if rank == 1 else [], mine(), root=1).wait()
     group.scatter(single, together if rank == 1 else [], root=1).wait()
+    group.allgather(input_tensors=[mine()], output_tensors=[together]).wait()
     out.update(allgather=together, scatter=single.clone())
     group.reduce_scatter(single, together, op=largest).wait()
     out["reduce_scatter"] = single

@@ -134,7 +134,8 @@ def _direct(options, tensors, *fields):
         def call(self, *given, **named):
             if given and type(given[-1]) is options:
                 return method(self, *given)
-            lists, opts = given[:tensors], named.pop("opts", None) or options()
+            names = sorted((k for k in named if k.startswith(("tensor", "output", "input"))), key=lambda k: k.startswith("input"))
+            lists, opts = [*given[:tensors], *map(named.pop, names)], named.pop("opts", None) or options()
             if any(isinstance(one, torch.Tensor) for one in lists):
                 lists = [[one] for one in lists]
             for field, value in (*zip(fields, given[tensors:]), *named.items()):
@@ -291,8 +292,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _reap(self):
         """Lets go of the memory of works that nobody holds any more."""
-        orphans, self._orphans = self._orphans, []
-        for orphan in orphans:
+        for _ in range(len(self._orphans)):  # other threads may append to the list meanwhile
+            orphan = self._orphans.pop(0)
             if _done(orphan[0]):
                 release(orphan[0])
             else:
@@ -391,7 +392,7 @@ class ProcessGroup(dist.ProcessGroup):
         output, blocks, at, finish, held = outputs[0], inputs[0], _caller(), [], []
         if not output.is_cpu:
             return self._elsewhere("reduce_scatter", output, outputs, inputs, opts)
-        self._check_blocks("reduce_scatter", blocks, output)
+        self._check_blocks("reduce_scatter", blocks, output, blocks[self._rank:self._rank + 1])
         flat = torch.cat([_dense(block).reshape(-1) for block in blocks])
         if all(block.numel() == output.numel() for block in blocks):
             call = self._scatter_sum(at, opts, output, flat, finish, held)
@@ -406,13 +407,14 @@ class ProcessGroup(dist.ProcessGroup):
 
     # -- Collectives that move --
 
-    def _check_blocks(self, what, blocks, like, even=False):
+    def _check_blocks(self, what, blocks, like, same=()):
         if len(blocks) != self._size:
             raise ValueError(f"trireme: {what}: a list of {len(blocks)} tensors was given in a group of {self._size}")
         for block in blocks:
             if block.dtype != like.dtype:
                 raise TypeError(f"trireme: {what}: the tensors are of different types, {like.dtype} and {block.dtype}")
-            if even and block.numel() != like.numel():
+        for block in same:  # as long as the single tensor
+            if block.numel() != like.numel():
                 raise ValueError(f"trireme: {what}: a tensor of the list has {block.numel()} elements, the single one {like.numel()}")
 
     @staticmethod
@@ -509,7 +511,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._elsewhere("gather", inputs[0], outputs, inputs, opts)
         at, finish, whole = _caller(), [], None
         if self._rank == opts.rootRank:
-            self._check_blocks("gather", outputs[0], inputs[0], even=True)
+            self._check_blocks("gather", outputs[0], inputs[0], outputs[0])
             whole = self._together(outputs[0], finish)
         return self._to_root(at, opts, whole, inputs[0], finish, outputs[0] if outputs else [])
 
@@ -532,7 +534,7 @@ class ProcessGroup(dist.ProcessGroup):
         if not output.is_cpu:
             return self._elsewhere("scatter", output, outputs, inputs, opts)
         if self._rank == opts.rootRank:
-            self._check_blocks("scatter", inputs[0], output, even=True)
+            self._check_blocks("scatter", inputs[0], output, inputs[0])
             whole = torch.cat([_dense(block).reshape(-1) for block in inputs[0]])
         target = _target(output, finish)
         count, dtype, _ = _units(target)

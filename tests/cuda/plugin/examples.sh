@@ -48,6 +48,11 @@ alike loss
 both hybrid_rpc --steps 3 2
 both launch 2
 alike 'end:'
+both gan --steps 1 2
+alike generator
+both hybrid_gpt --steps 2 # it saves into a folder
+alike 'four ranks,'
+rm -r hybrid_gpt.run
 name=cluster # it looks for the command on the machine
 mkdir state
 for device in cpu cuda; do
