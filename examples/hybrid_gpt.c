@@ -167,7 +167,7 @@ static tr_status train(int rank, void *argument, size_t bytes)
     }
     double loss = validate(net, here);
     tr_tensor_list *model = join_slices(tr_state_dict(net), tp), *state = join_slices(tr_optimizer_state(opt), tp);
-    if (rank == 0) TR_CHECK(tr_checkpoint_save(s->folder, s->steps, model, state, .loss = &loss));
+    if (rank == 0) TR_CHECK(tr_checkpoint_save(s->folder, s->steps, model, state, .loss = &loss, .keep = 1));
     TR_CHECK(tr_mesh_leave(mesh));
     return tr_leave(world);
 }
