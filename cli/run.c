@@ -73,8 +73,9 @@ static int parse(int argc, char **argv, settings *s, int *operands)
         "Runs PROGRAM as the ranks of a job, with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. When one\n"
         "rank fails, the others are ended, and it is said which one failed first and why; with --max-restarts all start again,\n"
         "and a program that finds its latest checkpoint goes on from there. With --nnodes the same command, with another\n"
-        "--node-rank, runs on each machine, and all have the same secret; of MIN:MAX nodes, with --max-restarts, some may be\n"
-        "lost, but not node 0. A PROGRAM.py that is not executable is run by the first python3 of PATH.",
+        "--node-rank, runs on each machine, and all have the same secret. With MIN:MAX and --max-restarts the job goes on\n"
+        "without a lost node other than node 0, while MIN are left. A PROGRAM.py that is not executable is run by the first\n"
+        "python3 of PATH.",
         options, .operands = {1, INT_MAX}, .stop_at_operand = true};
     *operands = argc;
     int code = tr__parse(&syntax, operands, argv);

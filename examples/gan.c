@@ -5,8 +5,8 @@
  *   ./gan [--device cuda [--backend nccl]] [--steps N] [RANKS [FOLDER]]
  *
  * FOLDER has MNIST's t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (or .gz). Without it the images are made: four patterns
- * under noise. Rank 0 writes 64 drawn images to samples.pgm. On "cuda" the ranks take the GPUs in turn. After another number of
- * steps the result is not judged.
+ * under noise. Rank 0 writes 64 drawn images to samples.pgm. On "cuda" the ranks take the GPUs in turn. With another
+ * --steps the result is not checked.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +77,7 @@ static tr_status start(player *p, tr_module *net, tr_group *world, tr_device her
 
 /* ---- What each rank does ----------------------------------------------------------------------------------------- */
 
-/* The mean loss of taking these images for real (1) or drawn (0). */
+/* The mean loss if the critic should judge these images as target: 1 real, 0 drawn. */
 static tr_tensor *judged(tr_tensor *logits, double target)
 {
     return tr_bce_with_logits(logits, tr_full(target, tr_shape_of(logits), .device = tr_device_of(logits)));
@@ -90,16 +90,16 @@ static tr_status update(player *p, tr_tensor *loss)
     return status == TR_OK ? tr_step(p->opt) : status;
 }
 
-/* One update of each: first the critic tells images from drawn ones, then the generator is to deceive it. */
+/* One update of each net: the critic learns to tell real images from drawn ones, then the generator learns to deceive it. */
 static tr_status train_step(player *generator, player *critic, tr_tensor *images, tr_tensor *z, double losses[2])
 {
     TR_SCOPE;
     tr_tensor *drawn = tr_forward(generator->ddp, z);
-    /* The generator is not the critic's to improve: detached, the images have no graph, and backward ends at them. */
+    /* The critic's update leaves the generator alone: detached images have no graph, so backward ends at them. */
     tr_tensor *real = judged(tr_forward(critic->ddp, images), 0.9), *fake = judged(tr_forward(critic->ddp, tr_detach(drawn)), 0);
     tr_tensor *loss = tr_add(real, fake);
     tr_status status = update(critic, loss);
-    /* Now with their graph. The gradient goes through the frozen critic, which gets none itself and exchanges none. */
+    /* The same images with their graph: the gradient passes through the frozen critic, whose weights get none. */
     if (status == TR_OK) status = tr_freeze(critic->net, true);
     tr_tensor *deceived = judged(tr_forward(critic->ddp, drawn), 1);
     if (status == TR_OK) status = update(generator, deceived);
@@ -153,9 +153,10 @@ static tr_status train(int rank, void *argument, size_t bytes)
     tr_device here;
     tr_status status = tr_group_device_named(world, s->device, &here);
     if (status != TR_OK) return status;
-    int ranks = tr_world_size(world), share = BATCH / ranks;
+    int ranks = tr_world_size(world), local_batch = BATCH / ranks;
     tr_dataset *set = *s->folder ? tr_dataset_map(tr_mnist(s->folder), to_signs, NULL) : tr_dataset_new(4096, make_image);
-    tr_loader *loader = tr_loader_new(set, .batch = share, .shuffle = true, .drop_last = true, .group = world, .device = here);
+    tr_loader *loader = tr_loader_new(set, .batch = local_batch, .shuffle = true, .drop_last = true, .group = world,
+        .device = here);
     player generator, critic;
     if ((status = start(&generator, make_generator(), world, here)) != TR_OK) return status;
     if ((status = start(&critic, make_critic(), world, here)) != TR_OK) return status;
@@ -165,7 +166,8 @@ static tr_status train(int rank, void *argument, size_t bytes)
         double losses[2];
         if ((status = tr_loader_next(loader, &b)) == TR_END) status = tr_loader_next(loader, &b); /* the next epoch */
         if (status != TR_OK) return status;
-        tr_tensor *z = tr_to(tr_randn((uint64_t)(1000000 + step * ranks + rank), TR_SHAPE(share, LATENT)), here); /* its own */
+        uint64_t seed = (uint64_t)(1000000 + step * ranks + rank); /* its own */
+        tr_tensor *z = tr_to(tr_randn(seed, TR_SHAPE(local_batch, LATENT)), here);
         if ((status = train_step(&generator, &critic, b.x, z, losses)) != TR_OK) return status;
         if (rank == 0 && step % 50 == 0) printf("step %3d  critic %.3f  generator %.3f\n", step, losses[0], losses[1]);
     }
@@ -175,7 +177,8 @@ static tr_status train(int rank, void *argument, size_t bytes)
     if (rank == 0 && (status = draw(generator.net, here, &images)) != TR_OK) return status;
     if (rank == 0 && !*s->folder) judge(images, &likeness, &drawn);
     if (rank == 0 && !*s->folder) printf("drawn images are %.2f like a pattern; %d patterns are drawn\n", likeness, drawn);
-    if (s->steps == ALL && (likeness < 0.4 || drawn < 3)) return tr_fail(TR_STATE, "it draws no patterns, or always the same");
+    if (s->steps == ALL && (likeness < 0.4 || drawn < 3))
+        return tr_fail(TR_STATE, "the generator draws no patterns, or always the same one");
     return tr_leave(world);
 }
 

@@ -3,8 +3,8 @@
  * gradient accumulation, bf16, clipping and a cosine schedule. The ranks save one checkpoint of the whole model and optimizer,
  * which the program then loads into the same GPT on one process: it has the loss that the four ranks had.
  *
- *   ./hybrid_gpt [--device cuda] [--steps N] [FOLDER]      # of the checkpoint; else hybrid_gpt.run
- * Text: words that follow each other by a rule, from random beginnings. After few steps the loss is not judged.
+ *   ./hybrid_gpt [--device cuda] [--steps N] [FOLDER]      # FOLDER gets the checkpoint; default hybrid_gpt.run
+ * The text is made: sequences that follow a rule. With fewer than 200 steps the size of the loss is not checked.
  */
 #include <math.h>
 #include <stdio.h>
@@ -83,11 +83,11 @@ static tr_module *gpt_new(tr_group *tp)
 
 /* ---- The checkpoint: slices joined along the dimension in which they were cut ------------------------------------ */
 
-/* -1: all ranks have the same. The optimizer's tensors have the names of the parameters in front. */
+/* Where a tensor's slices follow each other; -1: every rank has all of it. The optimizer's names begin with the parameters'. */
 static int cut_along(const char *name, const tr_tensor *t)
 {
     if (strncmp(name, "words.", 6) == 0 && tr_ndim(t) > 0) return 0;        /* rows */
-    if (strncmp(name, "h.", 2) != 0 || tr_ndim(t) == 0) return -1;          /* a step is a number */
+    if (strncmp(name, "h.", 2) != 0 || tr_ndim(t) == 0) return -1;          /* the optimizer's step count is a scalar */
     const char *layer = strchr(name + 2, '.') + 1;
     if (strncmp(layer, "o.", 2) == 0 || strncmp(layer, "down.", 5) == 0) return tr_ndim(t) == 2 ? 1 : -1; /* inputs; no bias */
     return strncmp(layer, "ln", 2) == 0 ? -1 : 0;                           /* outputs of q, k, v and up */
@@ -167,7 +167,7 @@ static tr_status train(int rank, void *argument, size_t bytes)
     }
     double loss = validate(net, here);
     tr_tensor_list *model = join_slices(tr_state_dict(net), tp), *state = join_slices(tr_optimizer_state(opt), tp);
-    if (rank == 0) TR_CHECK(tr_checkpoint_save(s->folder, s->steps, model, state, .loss = &loss));
+    if (rank == 0) TR_CHECK(tr_checkpoint_save(s->folder, s->steps, model, state, .loss = &loss, .keep = 1));
     TR_CHECK(tr_mesh_leave(mesh));
     return tr_leave(world);
 }
@@ -192,7 +192,7 @@ int main(int argc, char **argv)
     TR_CHECK(tr_checkpoint_find_best(s.folder, path, NULL, &loss));
     TR_CHECK(tr_checkpoint_load(path, &model, &state));
     TR_CHECK(tr_load_state_dict(net, model));
-    TR_CHECK(tr_optimizer_load(opt, state)); /* from here on one process could go on */
+    TR_CHECK(tr_optimizer_load(opt, state)); /* one process could continue the training here */
     double here = validate(net, tr_cpu(0));
     printf("validation loss %.4f on four ranks, %.4f on one process\n", loss, here);
     return fabs(here - loss) < 1e-3 && (loss < 0.5 || s.steps < ALL) ? 0 : 1;

@@ -19,7 +19,7 @@ static bool name_file(char path[PATH_MAX], const char *folder, const char *name)
     return n > 0 && n < PATH_MAX;
 }
 
-/* "": there is none. */
+/* text is "" if there is no such file. */
 static void read_text(const char *folder, const char *name, char *text, size_t bytes)
 {
     char path[PATH_MAX];

@@ -67,9 +67,9 @@ typedef struct tr_launch_options {
     int min_ranks;                 /* with it the job shrinks at each restart: one rank fewer on the node of the rank
                                       that failed first, as long as so many ranks are left on all nodes together, and
                                       one on that node; default 0: all ranks start again */
-    int min_nodes;                 /* the job begins without the other nodes 30 s after so many have come (or
-                                      .rendezvous_ms, if that is shorter); with .max_restarts it goes on without a node
-                                      that is lost, but for node 0, as long as so many are left. Default: .nodes */
+    int min_nodes;                 /* when this many nodes have come, the job begins without the others 30 s later (or
+                                      after .rendezvous_ms, if shorter). With .max_restarts it goes on without a lost node
+                                      other than node 0 while this many are left. Default: .nodes */
 } tr_launch_options;
 /* Starts the ranks with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), serves their store, waits for them, and ends all when one fails; docs/launching.md has the details.

@@ -284,7 +284,7 @@ TR_API TR_MUST_CHECK tr_status tr_optimizer_load_at(tr_optimizer *optimizer, con
  * (Pascanu et al. 2013). norm, when not NULL, gets the norm before scaling. A norm that is not finite is an error and
  * changes nothing. Where this rank has shards of parameters (tensor parallelism) or one stage of a pipeline, it is the
  * norm of the whole model: the ranks with the other parts must call it, too, and all scale by the same factor. If one of
- * them fails, as for a max_norm of 0, the others get TR_PEER with its message. */
+ * them fails, for example because its max_norm is 0, the others get TR_PEER with its message. */
 #define tr_clip_grad_norm(optimizer, max_norm, norm) \
     tr_clip_grad_norm_at((optimizer), (max_norm), (norm), TR__FILE, TR__LINE)
 TR_API TR_MUST_CHECK tr_status tr_clip_grad_norm_at(tr_optimizer *optimizer, double max_norm, double *norm, const char *file,

@@ -61,7 +61,7 @@ struct into_vector {
     tr_dtype dtype;
     int64_t step;
     bool accumulate;
-    /* What is added to. */
+    /* The value that is added to. */
     template <class C> __device__ C before(int64_t i) const
     {
         return at && accumulate ? load_as<C>(dtype, at, i * step) : C(0);

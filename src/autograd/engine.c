@@ -490,7 +490,7 @@ void tr__backward_cancel(const tr__backward *b, tr_status status)
     for (size_t i = 0; i < b->n_callbacks; i++) b->callbacks[i].cancel(b->callbacks[i].user, b, status);
 }
 
-/* After a failure: other ranks wait for what is not reached any more. */
+/* After a failure: tells the ops and leaves that were not reached, because other ranks wait for them. */
 static void tell_unreached(tr__backward *b)
 {
     for (size_t i = 0; i < b->count; i++) {

@@ -9,8 +9,8 @@
 /* A running backward. */
 typedef struct tr__backward tr__backward;
 
-/* As tr_grad_hook, with the backward that calls it. grad is NULL where the leaf has averagers, and the backward has failed, for the
- * thread's latest failure, before the gradient was final. */
+/* Like tr_grad_hook, and gets the backward that calls it. grad is NULL if the backward failed (the thread's latest failure) before
+ * this gradient was final; only leaves with averagers are called so. */
 typedef tr_status (*tr__leaf_hook)(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward);
 int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user);
 /* A backward's way through a leaf's hooks: the first, then the next behind each, at last NULL. They stay where they are until then,

@@ -7,7 +7,7 @@
 /* Breaks the group with this thread's latest failure, which is this rank's own: what is under way gives up soon, here
  * with that failure, and on the other ranks with TR_PEER, which names this rank and the reason. From any thread. */
 void tr__group_give_up(tr_group *group);
-/* Returns status, and gives up where it is a failure: of this rank's part in what the ranks do together. */
+/* Returns status. If this rank's part in a joint operation failed, breaks the group with that failure. */
 static inline tr_status tr__group_tell(tr_group *group, tr_status status)
 {
     if (status != TR_OK && tr_world_size(group) > 1) tr__group_give_up(group);

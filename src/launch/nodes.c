@@ -216,7 +216,7 @@ static tr_status meet(tr__nodes *n, const tr_launch_options *o, const char *toke
         TR__TRY(status);
     }
     TR__TRY(call_roll(n, o, deadline));
-    leave_group(n); /* not before: nobody may take this node's end of it for a loss */
+    leave_group(n); /* not earlier: the others would take that for the loss of this node */
     memset(n->all, 0, (size_t)n->most * sizeof *n->all);
     memset(n->nodes, 0, (size_t)n->most * sizeof *n->nodes);
     n->mine = (tr__word){0};

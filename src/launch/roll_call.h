@@ -1,5 +1,5 @@
 /*
- * The roll call of a job's launchers, before they join: until then nobody would notice one that goes again, or that cannot take
+ * The roll call of a job's launchers, before they join: until then nobody would notice one that leaves again, or that cannot take
  * part. There is one each time that the ranks are started, in a store of its own, within the job's, which node 0 serves:
  *
  *   node/2     that node 2's launcher has come: its process and host, and a number that it changes four times a second
@@ -7,7 +7,7 @@
  *   verdict    how the roll call ended, for all: a tr_status and a text. The first to say so wins.
  *   heard/2    that node 2 has read it
  *
- * Node 0 sees who has come, who has gone again, and who never came. Any launcher may say why it cannot take part.
+ * Node 0 sees who has come, who has left again, and who never came. Any launcher may say why it cannot take part.
  */
 #ifndef TR_LAUNCH_ROLL_CALL_H
 #define TR_LAUNCH_ROLL_CALL_H
@@ -20,7 +20,7 @@
 typedef struct tr__roll {
     tr_store *store;
     int node, count;
-    int least;        /* so many take part at least. If that is fewer than count, nodes may go again, and when so many are there, */
+    int least;        /* at least so many take part. If fewer than count, nodes may leave again, and when so many are there, */
     int last_call_ms; /* those that are expected have this long to come */
     int timeout_ms;
     int64_t deadline; /* by tr__now_ns() */

@@ -179,7 +179,7 @@ tr_status tr__grad_norms(const tr_optimizer *o, double *norms)
 
 tr_status tr__grad_squares(const tr_optimizer *o, tr_status own, double *total, const char **worst)
 {
-    TR__TRY(tr_status_of(o)); /* such a one does not know which ranks there are */
+    TR__TRY(tr_status_of(o)); /* an optimizer in error does not know its ranks */
     double *squares = calloc((size_t)o->count, sizeof *squares);
     subtotal *subtotals = malloc((size_t)o->count * sizeof *subtotals);
     int n = 0;

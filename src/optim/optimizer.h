@@ -170,7 +170,7 @@ typedef struct tr__stretch {
  * the rule's kernel can update, with the same step count, learning rate and decay. */
 bool tr__next_stretch(const tr_optimizer *optimizer, bool alike, int *at, tr__stretch *out);
 
-/* Returns status. Where ranks share the work and it is a failure, they hear of it: they wait for what this rank has failed to do. */
+/* Returns status. If ranks share the work, tells them of a failure, because they wait for this rank. */
 tr_status tr__optimizer_tell(const tr_optimizer *optimizer, tr_status status);
 /* Updates the parameter of list entry i alone, or parameters[at], by the gradient that it has; not where ranks share the work. */
 tr_status tr__step_one(tr_optimizer *optimizer, int i);

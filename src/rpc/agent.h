@@ -144,7 +144,7 @@ typedef struct tr__rpc_entry { /* a function, or a module's handler */
     void *state;
     tr__rpc_handler handler;
     bool attended;
-    atomic_size_t result_bytes; /* of what its latest result was copied from that nothing else needed; 0: of none */
+    atomic_size_t result_bytes; /* bytes of its latest result's memory if nothing else referred to it; else 0 */
     char name[];
 } tr__rpc_entry;
 
@@ -439,7 +439,7 @@ tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t byt
 /* The piece is in it. Its receiver's store says the same to the next thread that takes it, but where that is another process,
  * ThreadSanitizer does not see it. */
 void tr__block_filled(tr__rpc_shared_block *b);
-/* Such a piece is sent before it is there: then the sender copies it, and the receiver helps. */
+/* The message is sent before this piece is copied; then the sender copies it, and the receiver helps. */
 void tr__block_offer(tr__rpc_shared_block *b, const void *from, uint64_t bytes);
 void tr__block_copy(tr__rpc_shared_block *b, const void *from, uint64_t bytes);
 /* Is a piece there that has arrived, is there more to help with, or is its sender waited for? */
@@ -463,10 +463,10 @@ struct tr__storage;
 bool tr__block_make(void *target, struct tr__storage *storage);
 /* Does a tensor of the value, or of its list, lie in a block that the worker can be sent as it is? */
 bool tr__block_holds(tr__rpc_link *link, const tr_value *value);
-/* Such a tensor that is to be sent, and goes right after: its block's number, as the worker is told it, which has the block from
- * when the message is sent. 0: it lies elsewhere, or somebody else refers to it or its memory. */
+/* Passes on the block of a tensor that is sent and then released: its number for the worker, which owns the block once the message
+ * is sent. 0: not in such a block, or something else refers to the tensor or its memory. */
 uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x);
-/* It was not sent, whether it was to be passed on or not. */
+/* Takes that back, as the message was not sent; any other tensor stays as it is. */
 void tr__block_keep(const tr_tensor *x);
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */

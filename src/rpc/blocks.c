@@ -42,7 +42,7 @@ static void *data_of(const tr__rpc_shared_block *b)
     return b->memory + TR__RPC_BLOCK_HEAD;
 }
 
-/* ---- Ours -------------------------------------------------------------------------------------------------------- */
+/* ---- Our blocks -------------------------------------------------------------------------------------------------- */
 
 /* Four sizes per octave, so that one is found again. */
 static size_t size_of_block(size_t bytes)
@@ -224,7 +224,7 @@ void tr__block_copy(tr__rpc_shared_block *b, const void *from, uint64_t bytes)
     atomic_store(&head->copying, 0);
 }
 
-/* Takes the last chunk; false: there is none. */
+/* Takes the last free chunk; false: all are taken, or the receiver has failed to read one. */
 static bool take_last(tr__rpc_block_head *head, unsigned *chunk)
 {
     uint64_t word = atomic_load(&head->progress);
@@ -298,7 +298,7 @@ bool tr__block_arrived(const tr__rpc_link *link, const tr__shm_mapping *mapping,
     return true;
 }
 
-/* ---- Ours that have come back ------------------------------------------------------------------------------------ */
+/* ---- Our blocks that came back ----------------------------------------------------------------------------------- */
 
 /* By its number, as the agent may end before the last tensor in it, which holds its memory. */
 static void leave_ours(void *memory, void *segment)

@@ -56,7 +56,11 @@ static void say_plan(const tr__plan *p, tr__facts *facts)
 static void say_kernels(tr__facts *facts)
 {
     char text[TR__ONEDNN_TEXT + 32], onednn[TR__ONEDNN_TEXT];
-    const char *own = tr__uses_bf16_dot() ? "avx512 with bf16" : tr__has_avx512() ? "avx512" : tr__has_avx2() ? "avx2" : "plain C";
+    const char *own = tr__has_amx()         ? "avx512 with AMX"
+                      : tr__uses_bf16_dot() ? "avx512 with bf16"
+                      : tr__has_avx512()    ? "avx512"
+                      : tr__has_avx2()      ? "avx2"
+                                            : "plain C";
     snprintf(text, sizeof text, "%s and %s", own, tr__onednn_text(onednn));
     tr__facts_add(facts, &(tr__fact){.name = "kernels", .value = text, .bytes = strlen(text), .told = true});
 }

@@ -239,7 +239,7 @@ static tr_status check_failures(part *all, int world_size)
     return count ? tr__fail(TR_PEER, "%s failed: %.*s", list, (int)first.bytes, (const char *)first.value) : TR_OK;
 }
 
-/* Tells the differences that are only told, and fails with those that refuse. */
+/* Logs the differences that only warn; fails on the others. */
 static tr_status check_differences(part *all, const tr_group *group, const char *what)
 {
     int world_size = tr_world_size(group);

@@ -31,7 +31,7 @@ enum { TR__NUMBER_TEXT = 32 };
 char *tr__number_text(double value, char text[TR__NUMBER_TEXT]);
 
 /* Collective: eight bytes per rank as long as the facts are alike. The group can be used on.
- * own: what became of what this rank did by itself before. A rank that failed gets its own failure again; elsewhere TR_PEER names the
+ * own: the status of what this rank did alone before. A rank that failed gets its own failure again; elsewhere TR_PEER names the
  * ranks that failed, and says why.
  * TR_MISMATCH on every rank, with the same message, when a name or a value differs between ranks: it says `what` differs, on which
  * ranks, and shows the values of the first three names that do. facts: NULL where nothing but the ranks' own failures matters.

@@ -24,7 +24,7 @@ tr_status tr__raw_show(tr_group *group, int rank, const void *memory, uint64_t *
 /* Holds what a rank of this host has shown, until tr__shm_mapping_close(). Waits for it until then (a time of tr__now_ns(); 0: does
  * not); false: it has not come. */
 bool tr__raw_hold(const tr_group *group, int rank, uint64_t segment, int64_t until, tr__shm_mapping *mapping);
-/* May we read memory of a rank of this host that it has not shown? Then: false: it has gone, or there is none. */
+/* May this rank read private memory of a rank of this host? tr__raw_read is false when that rank or its memory is gone. */
 bool tr__raw_crosses(const tr_group *group, int rank);
 bool tr__raw_read(const tr_group *group, int rank, uint64_t from, size_t bytes, void *to);
 /* Between these two what ranks take back, or leave behind, can still be held. */

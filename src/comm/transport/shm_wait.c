@@ -331,7 +331,7 @@ static tr_status await_long(tr__shm *t, tr__shm_call *call, tr__shm_word word, u
 {
     int64_t broken_since = 0, yields_end = tr__now_ns() + YIELDS_NS;
     for (int turn = 0;; turn++) {
-        /* Both are read first: what had come by then counts, and if the time was up then, somebody is still late after it. */
+        /* Failure and clock are read before the peers' state: only a peer that is still late after that counts as late. */
         bool broken = tr__failure_there(t->failure);
         int64_t now = tr__now_ns();
         survey s = look(t, word, value, only);

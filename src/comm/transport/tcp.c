@@ -68,7 +68,7 @@ tr_status tr__tcp_await_wire(tr__tcp *t, int rank, tr__channel channel, int time
     bool never = false, late = false;
     while (!never && !late && !tr__failure_there(t->failure)) {
         int64_t now = tr__now_ns();
-        late = now >= deadline; /* read first: who has come by then is seen */
+        late = now >= deadline; /* read before the peers: who has come by then is seen */
         bool left = atomic_load(&t->peers[rank].left);
         *wire = tr__tcp_need_wire(t, rank, channel, &never);
         if (*wire) return TR_OK;

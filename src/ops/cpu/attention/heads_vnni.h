@@ -66,7 +66,7 @@ static inline void heads_put_weights(float *row, int64_t j, vec weights)
     _mm256_storeu_si256((__m256i *)((uint16_t *)row + j), (__m256i)_mm512_cvtneps_pbh((__m512)weights));
 }
 
-/* Pairs of neighbours in columns j … of n rows of weights: of rows i and i + 1, or i and nothing, or nothing. */
+/* Pairs of neighbours in columns j … of n rows of weights: of rows i and i + 1; a missing row counts as zeros. */
 static inline vec heads_weight_pairs(const float *weights, int64_t row, int64_t n, int64_t i, int64_t j)
 {
     const uint16_t *first = (const uint16_t *)(weights + i * row) + j, *second = (const uint16_t *)(weights + (i + 1) * row) + j;

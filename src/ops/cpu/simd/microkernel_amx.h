@@ -126,7 +126,7 @@ AMX_INLINE void tile_run_of(const tile *t, int64_t rows, const bool low, const b
     if (!in_place) amx_write(t, sums, rows, wide ? 2 : 1);
 }
 
-/* As of the other machines. */
+/* The same interface as on other machines. */
 static void tile_run(const tile *t, int64_t rows, int64_t vectors)
 {
     bool low = rows > AMX_ROWS, wide = vectors > 1;
