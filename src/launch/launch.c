@@ -521,11 +521,11 @@ static void shrink(tr__job *j)
     if (may && here && j->options.ranks > 1) j->options.ranks--;
 }
 
-/* Are the ranks to be started again? One has failed by itself or was lost with its node, nobody has stopped the job, and the other
- * nodes go on, too. */
+/* Are the ranks to be started again? One has failed by itself, or was lost with its node before all had ended; nobody has stopped
+ * the job, and the other nodes go on, too. */
 static bool begins_again(tr__job *j, tr_status status)
 {
-    bool failed = status == TR_CHILD || j->nodes.lost;
+    bool failed = status == TR_CHILD || (j->nodes.lost && !j->nodes.over);
     if (!failed || j->restarts >= j->options.max_restarts) return false;
     if (j->nodes.count ? !tr__nodes_begin_again(&j->nodes, j->interrupt) : j->interrupt) return false;
     if (*j->report->text) tr__log(TR_LOG_WARN, "launch: %s", j->report->text);

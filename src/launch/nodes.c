@@ -6,6 +6,7 @@
 #include "base/thread.h"
 #include "comm/record/ranks_text.h"
 #include "launch/roll_call.h"
+#include "net/store/store.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -20,6 +21,7 @@ enum {
     JOIN_MS = 30000,         /* for launchers that have all come */
     LAST_CALL_MS = 30000,    /* once as many nodes as are needed have come, for the others */
     RETURN_MS = 60000,       /* for nodes that have lost one, to notice that and end their ranks */
+    ANSWER_MS = 20000,       /* for node 0's store, once the nodes have met: the launcher may be cut off */
     REFUSE_MS = 5000,        /* to find those that are to be told that this one cannot take part */
     SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
@@ -95,7 +97,9 @@ static tr_store *store_of(const tr__nodes *n, int meeting)
 {
     char prefix[32];
     snprintf(prefix, sizeof prefix, "launch/%d", meeting);
-    return tr_store_prefix(n->store, prefix);
+    tr_store *store = tr_store_prefix(n->store, prefix);
+    if (n->group && !tr__error_of(store)) store->timeout_ms = ANSWER_MS;
+    return store;
 }
 
 static void refuse(const tr__nodes *n, int meeting, tr_status why)
@@ -112,9 +116,10 @@ static tr_status call_roll(tr__nodes *n, const tr_launch_options *o, int64_t dea
         .last_call_ms = n->timeout_ms < LAST_CALL_MS ? n->timeout_ms : LAST_CALL_MS, .returns = n->group != NULL,
         .members = n->members};
     if (roll.returns) {
-        roll.timeout_ms = RETURN_MS + o->grace_ms;
+        int grace_ms = o->grace_ms < INT_MAX - RETURN_MS ? o->grace_ms : INT_MAX - RETURN_MS;
+        roll.timeout_ms = RETURN_MS + grace_ms;
         roll.deadline = tr__in_ms(roll.timeout_ms);
-        roll.last_call_ms = LAST_CALL_MS + o->grace_ms;
+        roll.last_call_ms = LAST_CALL_MS + grace_ms;
     }
     for (int i = 0; i < n->count; i++)
         if (!n->lost || i != n->lost_node) n->members[roll.member_count++] = n->members[i];
@@ -130,24 +135,37 @@ static tr_status call_roll(tr__nodes *n, const tr_launch_options *o, int64_t dea
         if (!roll.missed) return TR_OK;
         if (n->least == n->most || n->meeting >= o->max_restarts)
             return tr__fail(TR_STATE, "node %d comes too late: the job has begun, and takes no more nodes", n->number);
-        if (!roll.late)
+        if (!roll.late) {
             tr__log(TR_LOG_WARN, "launch: the job has begun without node %d, which waits until the ranks are started again",
                 n->number);
+            roll.timeout_ms = n->timeout_ms;
+            roll.deadline = tr__in_ms(n->timeout_ms);
+        }
         roll.late = true;
         roll.returns = false;
     }
 }
 
-/* The group names the launcher that it has lost, in this thread's latest failure, as a rank of its own. */
+/* The group's message names the launcher that it has lost, as a rank of its own: "rank 2 (pid 4242) died", or "rank 0 waited 600 s
+ * for rank 2". -1: it does not. */
+static int find_lost(const tr__nodes *n, const char *message)
+{
+    for (const char *at = message; (at = strstr(at, "rank ")) != NULL; at++) {
+        int rank, used;
+        if (sscanf(at, "rank %d%n", &rank, &used) != 1 || strncmp(at + used, " waited ", strlen(" waited ")) == 0) continue;
+        if (rank >= 0 && rank < n->count && rank != n->rank) return rank;
+    }
+    return -1;
+}
+
 static void lose(tr__nodes *n)
 {
-    const char *message = tr_error_message(), *at = strstr(message, "rank ");
+    const char *message = tr_error_message();
     char left[TR__RANKS_TEXT], what[TR__RANKS_TEXT + 80] = "";
-    int node;
-    bool known = at && sscanf(at, "rank %d", &node) == 1 && node >= 0 && node < n->count && node != n->rank;
+    int node = find_lost(n, message);
     n->lost = true;
-    n->lost_node = known ? node : -1;
-    if (!known) {
+    n->lost_node = node;
+    if (node < 0) {
         snprintf(n->lost_text, sizeof n->lost_text, "a node is gone: %s", message);
         return;
     }

@@ -205,9 +205,11 @@ static tr_status call_all(tr__roll *r)
 /* What a launcher says of its node. */
 typedef struct entry {
     char mine[NODE], other[NODE]; /* latest of itself, and of another launcher that has the number; "": nothing */
+    int64_t since;                /* when the other one said that */
 } entry;
 
-/* Says that this node's launcher is there, or still there. Another one that has its number may be gone: node 0 will see that. */
+/* Says that this node's launcher is there, or still there. Another one that has its number may be gone: node 0 will see that, if it
+ * calls the roll already; before, this one takes the number over. */
 static tr_status show(const tr__roll *r, entry *e, long beat)
 {
     char key[KEY], text[NODE], host[65] = "?";
@@ -221,11 +223,15 @@ static tr_status show(const tr__roll *r, entry *e, long beat)
         strcpy(e->mine, text);
         return tr_store_set(r->store, key, text, strlen(text));
     }
-    TR__TRY(tr_store_compare_set(r->store, key, *e->mine ? e->mine : NULL, strlen(e->mine), text, strlen(text), &held, &bytes));
+    bool silent = *e->other && tr__now_ns() - e->since > GONE_MS * (int64_t)1000000;
+    const char *expected = silent ? e->other : e->mine;
+    TR__TRY(tr_store_compare_set(r->store, key, *expected ? expected : NULL, strlen(expected), text, strlen(text), &held, &bytes));
     bool ours = held && strcmp(held, text) == 0;
     bool taken = held && !ours && (r->least == r->count || *e->mine || (*e->other && strcmp(e->other, held) != 0));
     snprintf(e->mine, NODE, "%s", ours ? text : "");
-    snprintf(e->other, NODE, "%s", held && !ours ? (char *)held : "");
+    const char *other = held && !ours ? held : "";
+    if (strcmp(e->other, other) != 0) e->since = tr__now_ns();
+    snprintf(e->other, NODE, "%s", other);
     free(held);
     if (!taken) return TR_OK;
     sscanf(e->other, "%ld %64s", &pid, host);
@@ -278,7 +284,7 @@ static tr_status answer(tr__roll *r)
 {
     entry mine = {0};
     int64_t end = r->deadline + LAST_WORD_MS * (int64_t)1000000;
-    if (r->least < r->count) end += r->last_call_ms * (int64_t)1000000;
+    if (r->least < r->count && !r->late) end += r->last_call_ms * (int64_t)1000000;
     for (long beat = 0;; beat++) {
         void *verdict = NULL;
         size_t bytes;

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -148,6 +149,33 @@ static void the_place_of_one_that_is_gone_is_free(void **state)
     takes_part(&nodes[1], (const int[]){0, 1}, 2);
 }
 
+/* Nor does it stay taken where nobody calls the roll yet, and another launcher waits for that. */
+static void who_waits_takes_over_from_one_that_is_gone(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    static const char gone[] = "4711 far 7";
+    tr_store *store = tr_store_memory();
+    assert_int_equal(tr_store_set(store, "node/1", gone, sizeof gone - 1), TR_OK);
+    node nodes[2];
+    tr__roll roll = {.store = store, .node = 1, .count = 3, .least = 2, .timeout_ms = PATIENCE_MS, .late = true};
+    start_with(&nodes[1], roll);
+    int64_t until = tr__in_ms(PATIENCE_MS / 2);
+    for (bool same = true; same; usleep(10000)) {
+        void *text;
+        size_t bytes;
+        assert_int_equal(tr_store_get(store, "node/1", &text, &bytes), TR_OK);
+        same = strcmp(text, gone) == 0;
+        free(text);
+        assert_true(tr__now_ns() < until);
+    }
+    roll.node = 0;
+    roll.late = false;
+    start_with(&nodes[0], roll);
+    for (int i = 0; i < 2; i++) ends(&nodes[i], TR_OK, "");
+    takes_part(&nodes[1], (const int[]){0, 1}, 2);
+}
+
 static void too_few_are_named(void **state)
 {
     (void)state;
@@ -275,6 +303,7 @@ int main(void)
         cmocka_unit_test(who_is_not_needed_is_waited_for_until_the_last_call),
         cmocka_unit_test(who_is_lost_is_not_expected),
         cmocka_unit_test(the_place_of_one_that_is_gone_is_free),
+        cmocka_unit_test(who_waits_takes_over_from_one_that_is_gone),
         cmocka_unit_test(too_few_are_named),
         cmocka_unit_test(who_never_came_is_named),
         cmocka_unit_test(who_goes_again_is_named),
