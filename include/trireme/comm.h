@@ -232,8 +232,8 @@ TR_API TR_MUST_CHECK tr_status tr_broadcast_bytes_at(tr_group *group, void **dat
 /* Checks that a value is the same on all ranks: tr_agree(group, "lr", 1e-3), tr_agree(group, "folds", 5),
  * tr_agree(group, "preset", "nano"). tr_agree_bytes() takes any bytes, up to 1 MiB. When the value differs, every rank
  * gets TR_MISMATCH, and the message shows each value with its ranks: "lr is 0.001 on ranks 0 and 1, 0.01 on rank 2".
- * The group can still be used. When the value is the same, the cost is one collective of eight bytes. Use it for values
- * that are set once, not in every step. */
+ * A bad value on one rank is TR_PEER on the others. The group can still be used. When the value is the same, the cost is
+ * one collective of eight bytes. Use it for values that are set once, not in every step. */
 TR_API TR_MUST_CHECK tr_status tr_agree_text(tr_group *group, const char *name, const char *value);
 TR_API TR_MUST_CHECK tr_status tr_agree_integer(tr_group *group, const char *name, int64_t value);
 TR_API TR_MUST_CHECK tr_status tr_agree_number(tr_group *group, const char *name, double value);

@@ -498,7 +498,8 @@ static void tell_unreached(tr__backward *b)
         tr_tensor *leaf = b->stops[i].leaf;
         if (b->stops[i].reached) continue;
         if (node && !node->released && node->op->flags & TR__OP_JOINT)
-            (void)!node->op->backward(&(tr_backward_call){.op = node->op, .attrs = node->attrs});
+            (void)!node->op->backward(&(tr_backward_call){.op = node->op, .attrs = node->attrs,
+                .n_inputs = node->saved_inputs[0].segment ? node->n_inputs : 0});
         if (leaf && atomic_load(&leaf->leaf->averagers)) (void)!call_hooks(b, leaf, NULL);
     }
 }

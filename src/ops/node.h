@@ -70,6 +70,7 @@ typedef struct tr__spread {
     tr__object object;
     void *group; /* kept; the same group: the same ranks */
     tr_status (*add_up)(void *group, tr_status own, double *sum); /* own: a failure here, which is to be told to the others */
+    void (*give_up)(void *group); /* this rank will not, for the thread's latest failure */
 } tr__spread;
 
 /* What a leaf that requires a gradient keeps. */

@@ -142,7 +142,7 @@ tr_status tr__parameter_input(const tr_op_call *call, int i);
  * device that has no kernel for it. */
 #define TR__OP_ANYWHERE 0x10000u
 /* Another: other ranks take part in its backward. Where a backward fails before it comes to the node, backward is called with attrs
- * alone, to tell them. */
+ * alone, to tell them; and with n_inputs where the node is of a recompute segment, whose forwards they run again. */
 #define TR__OP_JOINT 0x40000u
 
 #endif

@@ -112,6 +112,18 @@ static tr_status add_up_over_ranks(subtotal *all, int n, tr_status own, double *
     return own;
 }
 
+/* Without memory to know the calls that all ranks make. */
+static tr_status give_up(const tr_optimizer *o)
+{
+    tr_status status = tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    for (int i = 0; i < o->count; i++) {
+        const tr__leaf *leaf = tr_list_at(o->list, i)->leaf;
+        if (leaf->shards) leaf->shards->give_up(leaf->shards->group);
+        if (leaf->stages) leaf->stages->give_up(leaf->stages->group);
+    }
+    return status;
+}
+
 static void add_squares(const void *arg, int64_t begin, int64_t end, double sums[2])
 {
     const tr_tensor *t = arg;
@@ -190,8 +202,7 @@ tr_status tr__grad_squares(const tr_optimizer *o, tr_status own, double *total, 
         if (own == TR_OK && !isfinite(squares[i]) && !*worst) *worst = tr_list_name(o->list, i);
         subtotal_of(subtotals, &n, leaf->leaf)->sum += own == TR_OK ? squares[i] : 0;
     }
-    tr_status status = subtotals ? add_up_over_ranks(subtotals, n, own, total)
-                                 : tr__fail(TR_NO_MEMORY, "%s: out of memory", o->rule->name);
+    tr_status status = subtotals ? add_up_over_ranks(subtotals, n, own, total) : give_up(o);
     free(squares);
     free(subtotals);
     return status;

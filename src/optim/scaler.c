@@ -93,31 +93,26 @@ tr_status tr_unscale_grad_at(tr_grad_scaler *s, tr_optimizer *o, bool *finite, c
 {
     TR__CALLED_AT(file, line);
     tr_status status = check("tr_unscale_grad", s, o);
-    if (status == TR_OK && find(s, o))
+    bool divided = s && find(s, o);
+    if (status == TR_OK && divided)
         status = tr__fail(TR_STATE, "tr_unscale_grad: the gradients are divided already: call tr_update_scale() after each step");
-    TR__TRY(o ? unscale(s, o, status) : status);
+    TR__TRY(o && !divided ? unscale(s, o, status) : status); /* the others have divided theirs, too */
     if (finite) *finite = find(s, o)->finite;
-    return TR_OK;
-}
-
-static tr_status scaled_step(tr_grad_scaler *s, tr_optimizer *o)
-{
-    tr_status status = check("tr_scaled_step", s, o);
-    if (o && (status != TR_OK || !find(s, o))) status = unscale(s, o, status);
-    TR__TRY(status);
-    unscaled *found = find(s, o);
-    if (found->stepped) return tr__fail(TR_STATE, "tr_scaled_step: the optimizer has been stepped already: call "
-        "tr_update_scale() after each step");
-    if (found->finite) TR__TRY(tr_step(o));
-    found->stepped = true;
     return TR_OK;
 }
 
 tr_status tr_scaled_step_at(tr_grad_scaler *s, tr_optimizer *o, const char *file, int line)
 {
     TR__CALLED_AT(file, line);
-    tr_status status = scaled_step(s, o);
-    return o ? tr__optimizer_tell(o, status) : status;
+    tr_status status = check("tr_scaled_step", s, o);
+    if (o && (!s || !find(s, o))) status = unscale(s, o, status);
+    if (status != TR_OK) return o ? tr__optimizer_tell(o, status) : status;
+    unscaled *found = find(s, o);
+    if (found->stepped) return tr__fail(TR_STATE, "tr_scaled_step: the optimizer has been stepped already: call "
+        "tr_update_scale() after each step");
+    if (found->finite) TR__TRY(tr_step(o));
+    found->stepped = true;
+    return TR_OK;
 }
 
 bool tr_update_scale(tr_grad_scaler *s)

@@ -33,7 +33,7 @@ typedef struct comm_attrs {
     int line;
 } comm_attrs;
 
-enum { HOLDER, X }; /* inputs; the first one keeps the group */
+enum { HOLDER, X }; /* inputs; the first one keeps the group, but in a recompute segment, where what it runs again has it */
 
 /* ---- Steps -------------------------------------------------------------------------------------------------------------- */
 
@@ -141,11 +141,16 @@ static tr_status forward(tr_op_call *call)
     return tr__group_tell(a->group, take_step(a->forward, a, call->outputs[0], call->inputs[X]));
 }
 
+static bool meets(step s)
+{
+    return s != PASS && s != OWN;
+}
+
 static tr_status backward(tr_backward_call *call)
 {
     const comm_attrs *a = call->attrs;
     if (!call->grad_outputs) { /* TR__OP_JOINT */
-        if (a->backward != PASS && a->backward != OWN) tr__group_give_up(a->group);
+        if (meets(a->backward) || (call->n_inputs && meets(a->forward))) tr__group_give_up(a->group);
         return TR_OK;
     }
     tr_tensor *dy = call->grad_outputs[0], *dx = result_of(a->backward, a->dim, a->group, dy);

@@ -12,6 +12,7 @@
  * Each micro-batch goes once in each direction per step. */
 typedef struct tr__link {
     tr__object object;
+    bool forward; /* this step has forwards alone, of all stages */
     /* Hands t over; NULL where there is none. Does not wait for who gets it. */
     tr_status (*send)(struct tr__link *link, int from, int to, int micro, tr_tensor *t);
     /* Waits for what the other sends: *out, with a reference of the caller's, may be on another device; or NULL. */

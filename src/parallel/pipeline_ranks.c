@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-enum { DTYPE, NDIM, DIMS, WORDS = DIMS + TR_MAX_DIMS, NOTHING = -1 };
+enum { FORWARD, DTYPE, NDIM, DIMS, WORDS = DIMS + TR_MAX_DIMS, NOTHING = -1 };
 
 /* A message on its way. */
 typedef struct sending {
@@ -65,6 +65,7 @@ static const tr__type link_type = {"link of ranks", sizeof(ranks_link), destroy}
 static tr_status post(ranks_link *l, sending *s, int to, int micro)
 {
     const tr_tensor *t = s->tensor;
+    s->head[FORWARD] = l->link.forward;
     s->head[DTYPE] = t ? (int64_t)t->dtype : NOTHING;
     s->head[NDIM] = t ? t->shape.ndim : 0;
     for (int d = 0; t && d < t->shape.ndim; d++) s->head[DIMS + d] = t->shape.dim[d];
@@ -101,6 +102,9 @@ static tr_status receive(tr__link *link, int from, int to, int micro, tr_device 
     TR_SCOPE;
     *out = NULL;
     TR__TRY(tr_recv(l->group, head, WORDS, .dtype = TR_I64, .peer = from, .tag = micro));
+    if (head[FORWARD] != l->link.forward) /* one of them would wait for gradients, or for who takes them */
+        return tr__fail(TR_MISMATCH, "this rank is %sunder TR_NO_GRAD, rank %d is%s: all ranks are, or none",
+            l->link.forward ? "" : "not ", from, l->link.forward ? " not" : "");
     if (head[DTYPE] == NOTHING) return TR_OK;
     if (head[DTYPE] < 0 || head[DTYPE] >= TR_DTYPE_COUNT || head[NDIM] < 0 || head[NDIM] > TR_MAX_DIMS)
         return tr__fail(TR_FORMAT, "pipeline: rank %d sent what is no tensor", from);

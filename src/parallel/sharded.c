@@ -115,9 +115,11 @@ tr_status tr_shard_optimizer_at(tr_optimizer *optimizer, tr_group *group, const 
     if (tr_world_size(group) == 1) return TR_OK;
     TR_SCOPE;
     sharing *shared = tr__object_new(&sharing_type);
-    shared->group = tr_keep(group);
     tr_status status = tr_status_of(shared);
-    if (status == TR_OK) status = cut_all(optimizer, tr_rank(group), tr_world_size(group));
+    if (status == TR_OK) {
+        shared->group = tr_keep(group);
+        status = cut_all(optimizer, tr_rank(group), tr_world_size(group));
+    }
     /* Where it fails, on any rank, the state is cut and nobody puts it together: such an optimizer is of no use any more. */
     if (tr__agree(group, "shard_optimizer", status, NULL) != TR_OK) return tr__object_break(optimizer);
     optimizer->gather = gather;

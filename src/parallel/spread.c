@@ -4,6 +4,7 @@
  */
 #include "parallel/spread.h"
 
+#include "comm/control.h"
 #include "comm/group/agree.h"
 
 static void destroy(void *self)
@@ -18,6 +19,11 @@ static tr_status add_up(void *group, tr_status own, double *sum)
     return tr__agree_sums(group, "norm of gradients", own, sum, 1);
 }
 
+static void give_up(void *group)
+{
+    tr__group_give_up(group);
+}
+
 tr_status tr__spread_over(tr__spread **place, tr_group *group)
 {
     if (tr_world_size(group) == 1) return TR_OK;
@@ -26,6 +32,7 @@ tr_status tr__spread_over(tr__spread **place, tr_group *group)
     TR__TRY(tr_status_of(spread));
     spread->group = tr_keep(group);
     spread->add_up = add_up;
+    spread->give_up = give_up;
     tr__unref(*place);
     *place = tr_keep(spread);
     return TR_OK;

@@ -183,7 +183,7 @@ static tr_status train_step(fit *f, tr_metrics_row *row, bool *stop)
 {
     tr_trainer *t = f->trainer;
     if (!is_profiled(f)) return tr_trainer_step(t, row, stop);
-    if (!f->profiling) TR__TRY(tr__profile_start());
+    if (!f->profiling) TR__TRY(tr__trainer_tell(t, tr__profile_start()));
     f->profiling = true;
     tr__span span = {.kind = TR__SPAN_STEP, .begin = tr__now_ns()};
     tr__memory_watch watch = tr__memory_watch_begin(0);
@@ -234,7 +234,7 @@ static tr_status step(fit *f, bool *stop)
     bool saves = *stop || t->step >= f->until || (f->save_every && t->step % f->save_every == 0);
     tr_status judged = validation_is_due(f) ? validate(f, &score) : TR_OK;
     tr__error *first = judged == TR_OK ? NULL : tr__error_take(); /* save the step all the same */
-    if (judged == TR_OK && saves) TR__TRY(tr__replica_check(t));
+    if (judged == TR_OK && saves) TR__TRY(tr__trainer_tell(t, tr__replica_check(t)));
     if (judged == TR_OK) {
         row.validation_loss = score.loss;
         row.validation_accuracy = score.accuracy;

@@ -203,7 +203,7 @@ static tr_status compare(const tr_trainer *t, tr_status own, const tr__facts *fa
     for (size_t at = 0; tr__facts_next(facts, &at, &fact);)
         if (!tr__trainer_may_differ(t, fact.name)) tr__facts_add(&must, &fact);
     tr_status status = tr__agree_once(t->plan.group, "trainer", own, &must);
-    if (status != TR_MISMATCH) return status;
+    if (own != TR_OK || status != TR_MISMATCH) return status;
     tr__error *differences = tr__error_take();
     tr__fail(status, "%s; tell all ranks the same, or name in allow_different what is meant to differ",
         differences->message);

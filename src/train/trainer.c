@@ -144,15 +144,22 @@ static tr_status choose_when_to_step(tr_trainer *t, double loss, bool *finite)
     return TR_OK;
 }
 
+static tr_status lay_out(tr_trainer *t)
+{
+    TR_SCOPE;
+    const tr_tensor_list *parameters = tr_parameters(t->plan.model);
+    t->said = calloc((size_t)t->world_size, sizeof *t->said);
+    if (!t->said) return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
+    TR__TRY(tr_status_of(parameters));
+    return t->world_size > 1 ? tr__arena_build(parameters) : TR_OK; /* all together, whichever the optimizer takes */
+}
+
 static tr_status make_optimizer(tr_trainer *t)
 {
     const tr__plan *p = &t->plan;
     TR_SCOPE;
     tr_tensor_list *parameters = tr_parameters(p->model);
-    t->said = calloc((size_t)t->world_size, sizeof *t->said);
-    if (!t->said) return tr__fail(TR_NO_MEMORY, "trainer: out of memory");
     TR__TRY(tr_status_of(parameters));
-    if (t->world_size > 1) TR__TRY(tr__arena_build(parameters)); /* all together, whichever the optimizer takes */
     t->optimizer = tr_keep(p->optimizer ? p->optimizer(parameters, p->user) : t->task->optimizer(t));
     return t->optimizer ? tr_status_of(t->optimizer) : tr__fail(TR_INVALID, "trainer: .optimizer made none: it returned NULL");
 }
@@ -202,8 +209,9 @@ tr_trainer *tr__trainer_new(const tr__task *task, const tr__plan *plan, size_t w
     if (t->rank == 0) t->metrics = tr_keep(tr__metrics_new());
     t->validation_loss = t->best_validation_loss = t->validation_accuracy = t->best_validation_accuracy = NAN;
     tr_status status = fill(t, options);
-    if (status == TR_OK) status = make_optimizer(t);
-    status = tr__trainer_compare(t, status); /* before anything is read, exchanged or written */
+    if (status == TR_OK) status = lay_out(t);
+    status = tr__agree(t->plan.group, "trainer", status, NULL); /* .optimizer may make calls that all ranks make */
+    if (status == TR_OK) status = tr__trainer_compare(t, make_optimizer(t)); /* before anything is read, exchanged or written */
     if (status == TR_OK) status = set_up(t);
     if (status != TR_OK) tr__object_break(t);
     return t;
@@ -326,6 +334,7 @@ tr_status tr_trainer_step(tr_trainer *t, tr_metrics_row *row, bool *stop)
 {
     TR__TRY(tr_status_of(t));
     if (!t) return tr__fail(TR_INVALID, "trainer_step: no trainer");
+    t->common_failure = false; /* that of an earlier step */
     if (!row || !stop) return tr__trainer_tell(t, tr__fail(TR_INVALID, "trainer_step: %s is NULL", row ? "stop" : "row"));
     TR__CALLED_AT(file_of(t), t->plan.place.line);
     return tr__trainer_tell(t, step(t, row, stop));

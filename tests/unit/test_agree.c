@@ -119,6 +119,7 @@ static void one_failed_before(rank *r)
     SAYS(fails ? "the disk is full" : "rank 1 failed: the disk is full");
     CHECK(sums[0] == 3 && sums[1] == 3);
 
+    CHECK(tr_agree(r->group, "", r->number) == TR_MISMATCH); /* no rank failed */
     CHECK(tr_agree_bytes(r->group, "model", fails ? NULL : "nano", 4) == (fails ? TR_INVALID : TR_PEER));
     SAYS(fails ? "the value is NULL" : "rank 1 failed: tr_agree: the value is NULL");
     OK(tr_barrier(r->group)); /* the group goes on */

@@ -258,8 +258,10 @@ static void overflow_on_one(rank *r)
     bool finite = true;
     OK(tr_unscale_grad(scaler, opt, &finite));
     CHECK(!finite);
+    if (r->number == 1) CHECK(tr_unscale_grad(scaler, opt, NULL) == TR_STATE); /* alone: no call of the others' meets it */
     OK(tr_scaled_step(scaler, opt)); /* is left out on both */
     CHECK(!tr_update_scale(scaler) && tr_grad_scale(scaler) == 2);
+    OK(tr_barrier(r->group));
     OK(tr_leave(r->group));
 }
 

@@ -256,6 +256,28 @@ static void a_step_that_fails_on_one_rank_ends_on_all(void **state)
     run_tcp(2, step_without_a_scaler, NULL, NULL);
 }
 
+/* A mistake of all ranks is no reason to give the group up. */
+static void step_twice(rank *r)
+{
+    tr_module *net = make_net();
+    tr_optimizer *opt = make_optimizer(0, net);
+    tr_grad_scaler *scaler = tr_grad_scaler_new(.scale = 1);
+    OK(tr_shard_optimizer(opt, r->group));
+    OK(tr_backward(tr_sum(tr_list_at(tr_parameters(net), 0))));
+    OK(tr_scaled_step(scaler, opt));
+    CHECK(tr_scaled_step(scaler, opt) == TR_STATE);
+    SAYS("tr_scaled_step: the optimizer has been stepped already");
+    CHECK(tr_update_scale(scaler));
+    OK(tr_scaled_step(scaler, opt));
+    OK(tr_leave(r->group));
+}
+
+static void a_second_scaled_step_leaves_the_group_as_it_is(void **state)
+{
+    (void)state;
+    run(2, step_twice, NULL);
+}
+
 static void wrong_arguments_are_errors(void **state)
 {
     (void)state;
@@ -269,6 +291,7 @@ int main(void)
         cmocka_unit_test(parameters_of_others_stay_as_they_are),
         cmocka_unit_test(checkpoints_fit_any_number_of_ranks),
         cmocka_unit_test(a_step_that_fails_on_one_rank_ends_on_all),
+        cmocka_unit_test(a_second_scaled_step_leaves_the_group_as_it_is),
         cmocka_unit_test(wrong_arguments_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

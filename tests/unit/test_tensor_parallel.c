@@ -130,10 +130,30 @@ static void fail_behind(rank *r)
     CHECK(tr_barrier(r->group) != TR_OK);
 }
 
+static tr_tensor *sum_of_ranks(tr_tensor *const *inputs, int n, void *group)
+{
+    (void)n;
+    return tr_all_reduce_op(group, inputs[0]);
+}
+
+/* The others run the all_reduce again there, though its backward needs nobody. */
+static void fail_behind_recompute(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_tensor *x = tr_require_grad(tr_ones(TR_SHAPE(2, 4))), *own = tr_require_grad(tr_ones(TR_SHAPE(2, 4)));
+    if (fails) CHECK(tr_grad_hook_add(own, refuse, NULL) >= 0);
+    tr_tensor *y = tr_checkpoint(sum_of_ranks, &x, 1, r->group);
+    CHECK(tr_backward(tr_sum(tr_mul(y, own))) == (fails ? TR_FORMAT : TR_PEER));
+    if (!fails) SAYS("rank 1 (pid ");
+    SAYS("the hook does not like it");
+    CHECK(tr_barrier(r->group) != TR_OK);
+}
+
 static void a_backward_that_fails_on_one_rank_fails_on_all(void **state)
 {
     (void)state;
     run(3, fail_behind, NULL);
+    run(3, fail_behind_recompute, NULL);
 }
 
 static void ops_are_each_others_backward(void **state)

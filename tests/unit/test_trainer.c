@@ -50,6 +50,8 @@ typedef struct rank {
     int command_failed;
     enum { NOTHING, DATA, LOSS, VALIDATION, OPTIONS } fails; /* on rank 1 */
     int losses; /* so many were computed */
+    bool again; /* one more step when it has failed, without a row on rank 1 */
+    tr_group *group;
     tr_status status;
     char message[512];
     double loss[STEPS + 1], validation[STEPS + 1], norm[STEPS + 1]; /* by step */
@@ -81,10 +83,17 @@ static tr_tensor *loss_of(tr_module *net, tr_tensor *x, tr_tensor *y, void *user
     return tr_cross_entropy(tr_forward(net, x), y);
 }
 
+/* Makes a call that all ranks make, as tr_shard_optimizer() is. */
+static tr_optimizer *meet(tr_tensor_list *parameters, void *user)
+{
+    double one = 1;
+    return tr_all_reduce(((rank *)user)->group, &one, 1, .dtype = TR_F64) == TR_OK ? tr_adamw(parameters) : NULL;
+}
+
 static tr_status train(rank *r)
 {
     tr_group *group = NULL;
-    if (r->store) group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->world_size);
+    if (r->store) r->group = group = tr_join(.store = r->store, .rank = r->rank, .world_size = r->world_size);
     tr_trainer_options o = r->options;
     o.size = sizeof o;
     /* DDP makes rank 0's weights everybody's, so the others may start with their own. */
@@ -95,6 +104,7 @@ static tr_status train(rank *r)
         o.loss = loss_of;
         o.user = r;
     }
+    if (r->fails == DATA) o.optimizer = meet;
     o.group = group;
     o.context = 8;
     o.global_batch = o.global_batch ? o.global_batch : 6;
@@ -105,6 +115,7 @@ static tr_status train(rank *r)
         status = tr_fit(trainer, .folder = r->folder, .stop_at = r->fails == OPTIONS && r->rank == 1 ? -1 : r->stop_at,
             .validate_every = 5, .save_every = 4, .should_stop = should_stop, .on_step = on_step, .user = r,
             .report = &r->report, .draw = tr_chart_loss);
+    if (r->again) status = tr_trainer_step(trainer, r->rank == 1 ? NULL : &(tr_metrics_row){0}, &(bool){false});
     r->steps = status == TR_OK ? tr_trainer_steps(trainer) : -1;
     r->report.metrics = NULL; /* it goes with this scope */
     if (status == TR_OK && group) status = tr_leave(group);
@@ -449,6 +460,11 @@ static void a_diverged_run_says_so_on_every_rank(void **state)
         assert_int_equal(ranks[i].status, TR_INVALID);
         assert_non_null(strstr(ranks[i].message, "training has diverged"));
         assert_true(ranks[i].report.common_failure);
+    }
+    run_ranks((rank){.options = {.lr = 1e6, .clip = TR_ZERO}, .again = true}, 2, ranks); /* what fails next does so on one rank */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(ranks[i].status, i == 1 ? TR_INVALID : TR_PEER);
+        assert_non_null(strstr(ranks[i].message, "trainer_step: row is NULL"));
     }
 }
 

@@ -23,7 +23,7 @@
 enum { MOST_BYTES = 1 << 20, SHOWN_DIFFERENCES = 3, SHOWN_BYTES = 80, VALUE_TEXT = SHOWN_BYTES + 64 };
 
 static const uint32_t told_bit = 1u << 31;
-static const char failure[] = ""; /* the name of a rank's only fact, where it failed */
+static const char failure[] = "\1failed"; /* the name of a rank's only fact, where it failed; no program gives it */
 
 char *tr__number_text(double value, char text[TR__NUMBER_TEXT])
 {
