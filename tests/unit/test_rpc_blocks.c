@@ -8,6 +8,7 @@
 #include <trireme/ops.h>
 #include <trireme/rpc.h>
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -139,11 +140,33 @@ static tr_tensor_list *lend(tr_tensor *x)
 }
 TR_RPC(lend, TENSOR, RETURNS(TENSORS));
 
+static atomic_int made_by_callback; /* 1: in memory of its own; 2: elsewhere */
+
+static void make_one(tr_future *future, void *user)
+{
+    TR_SCOPE;
+    (void)future;
+    (void)user;
+    tr_tensor *x = tr_empty(TR_SHAPE(FLOATS));
+    atomic_store(&made_by_callback, !tr__bad(x) && x->storage->kind == TR__OWNED ? 1 : 2);
+}
+
+/* Waits for a call, whose callback this thread runs most often. */
+static tr_tensor *wait_there(int64_t n)
+{
+    tr_future *call = tr_rpc_async(tr_rpc_current(), "w0", "fives", n / 2);
+    atomic_store(&made_by_callback, 0);
+    if (tr_future_then(call, make_one, NULL) != TR_OK || tr_future_wait(call) != TR_OK) return NULL;
+    while (!atomic_load(&made_by_callback)) sched_yield();
+    return tr_full(5, TR_SHAPE(n));
+}
+TR_RPC(wait_there, I64, RETURNS(TENSOR));
+
 static tr_rpc *start(const rank *r)
 {
     static const tr_rpc_function *const all[] = {&echo_rpc, &count_up_rpc, &in_rows_rpc, &a_little_of_rpc, &the_end_of_rpc,
         &transposed_rpc, &keep_it_rpc, &keep_rows_rpc, &same_list_rpc, &twice_in_a_list_rpc, &relay_rpc, &relay_and_return_rpc,
-        &fives_rpc, &collect_rpc, &lend_rpc};
+        &fives_rpc, &collect_rpc, &lend_rpc, &wait_there_rpc};
     char name[16];
     snprintf(name, sizeof name, "w%d", r->number);
     tr_rpc *rpc = tr_rpc_start(r->group, .name = name);
@@ -327,6 +350,24 @@ static void a_function_keeps_only_so_many_blocks(void **state)
     run(2, let_it_collect, NULL);
 }
 
+static void call_back_there(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    for (int turn = 0; turn < 4 && r->number == 0; turn++) {
+        CHECK(is_full_of(tr_future_tensor(tr_rpc_sync(rpc, "w1", "wait_there", FLOATS)), FLOATS, 5));
+        CHECK(atomic_load(&made_by_callback) == 1);
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void what_a_callback_makes_is_no_result(void **state)
+{
+    (void)state;
+    run(2, call_back_there, NULL);
+}
+
 /* ---- Whose a block is -------------------------------------------------------------------------------------------- */
 
 static void hold_results(rank *r)
@@ -473,6 +514,7 @@ int main(void)
         cmocka_unit_test(workers_pass_on_what_others_sent_them),
         cmocka_unit_test(results_are_made_where_the_caller_can_have_them),
         cmocka_unit_test(a_function_keeps_only_so_many_blocks),
+        cmocka_unit_test(what_a_callback_makes_is_no_result),
         cmocka_unit_test(a_block_is_used_again_when_its_result_goes),
         cmocka_unit_test(only_what_was_sent_can_come_back),
         cmocka_unit_test(results_outlive_the_agent),
