@@ -5,7 +5,9 @@
 #include "rpc/agent.h"
 #include "tensor/tensor.h"
 
+#include <trireme/autograd.h>
 #include <trireme/ops.h>
+#include <trireme/optim.h>
 #include <trireme/rpc.h>
 
 #include <sched.h>
@@ -110,6 +112,19 @@ static tr_tensor *fives(int64_t n)
 }
 TR_RPC(fives, I64, RETURNS(TENSOR));
 
+/* A step of an optimizer that is made for it. */
+static tr_tensor *local_train(tr_tensor *w)
+{
+    tr_tensor *p = tr_require_grad(tr_clone(w));
+    tr_tensor_list *list = tr_list_new();
+    if (tr_list_add(list, "p", p) != TR_OK) return NULL;
+    tr_optimizer *adam = tr_adam(list, .lr = 0.5);
+    if (tr_backward(tr_sum(p)) != TR_OK || tr_step(adam) != TR_OK) return NULL;
+    TR_NO_GRAD;
+    return tr_clone(tr_detach(p));
+}
+TR_RPC(local_train, TENSOR, RETURNS(TENSOR));
+
 enum { KEPT = 80 };
 static tr_tensor *collection[KEPT];
 static int collected;
@@ -166,7 +181,7 @@ static tr_rpc *start(const rank *r)
 {
     static const tr_rpc_function *const all[] = {&echo_rpc, &count_up_rpc, &in_rows_rpc, &a_little_of_rpc, &the_end_of_rpc,
         &transposed_rpc, &keep_it_rpc, &keep_rows_rpc, &same_list_rpc, &twice_in_a_list_rpc, &relay_rpc, &relay_and_return_rpc,
-        &fives_rpc, &collect_rpc, &lend_rpc, &wait_there_rpc};
+        &fives_rpc, &local_train_rpc, &collect_rpc, &lend_rpc, &wait_there_rpc};
     char name[16];
     snprintf(name, sizeof name, "w%d", r->number);
     tr_rpc *rpc = tr_rpc_start(r->group, .name = name);
@@ -317,6 +332,27 @@ static void results_are_made_where_the_caller_can_have_them(void **state)
     (void)state;
     atomic_store(&of_mine, NULL);
     run(2, get_results, NULL);
+}
+
+static void train_there(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    tr_tensor *w = tr_full(1, TR_SHAPE(FLOATS)), *first = NULL;
+    for (int turn = 0; turn < 4 && r->number == 0; turn++) {
+        tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, "w1", "local_train", w));
+        if (!first) first = x;
+        OK(tr_status_of(x));
+        CHECK(is_full_of(x, FLOATS, ((const float *)tr_data(first))[0]));
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void an_optimizer_that_a_function_makes_begins_at_zero(void **state)
+{
+    (void)state;
+    run(2, train_there, NULL);
 }
 
 /* Worker 1 makes its results in blocks from the second call on, as long as what it has kept lies in less than 64 of them. */
@@ -513,6 +549,7 @@ int main(void)
         cmocka_unit_test(what_stays_there_is_copied),
         cmocka_unit_test(workers_pass_on_what_others_sent_them),
         cmocka_unit_test(results_are_made_where_the_caller_can_have_them),
+        cmocka_unit_test(an_optimizer_that_a_function_makes_begins_at_zero),
         cmocka_unit_test(a_function_keeps_only_so_many_blocks),
         cmocka_unit_test(what_a_callback_makes_is_no_result),
         cmocka_unit_test(a_block_is_used_again_when_its_result_goes),
