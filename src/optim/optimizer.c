@@ -148,7 +148,10 @@ static tr_tensor *zeros(int64_t count, tr_dtype dtype, tr_device device)
 {
     if (device.kind != TR_CPU) return tr_zeros(TR_SHAPE(count), .dtype = dtype, .device = device);
     tr_tensor *t = tr_empty(TR_SHAPE(count), .dtype = dtype, .device = device);
-    if (!tr__bad(t)) tr__pages_zero(tr__ptr(t), (size_t)count * tr_dtype_size(dtype));
+    if (tr__bad(t)) return t;
+    size_t bytes = (size_t)count * tr_dtype_size(dtype);
+    if (t->storage->kind == TR__OWNED) tr__pages_zero(tr__ptr(t), bytes);
+    else memset(tr__ptr(t), 0, bytes); /* it may be shared, and shared pages keep what they hold */
     return t;
 }
 

@@ -447,6 +447,8 @@ typedef enum tr__rpc_copying { TR__RPC_COPIED, TR__RPC_COPYING, TR__RPC_AWAITED 
 tr__rpc_copying tr__block_help(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_arrived *piece);
 /* It was not sent. */
 void tr__block_give_back(tr__rpc_shared_block *b);
+/* We do not write to it any more: it is freed when it was not used for a while, or the receiver is gone. */
+void tr__block_left(tr__rpc_shared_block *b);
 /* Frees those that have not been used for a while. */
 void tr__blocks_trim(tr__rpc_link *link);
 void tr__blocks_free(tr__rpc_link *link);
@@ -458,6 +460,7 @@ bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, t
 typedef struct tr__block_target {
     tr_rpc *rpc;
     tr__rpc_link *link;
+    unsigned forks; /* tr__forks() when it was set */
 } tr__block_target;
 struct tr__storage;
 bool tr__block_make(void *target, struct tr__storage *storage);
@@ -467,7 +470,7 @@ bool tr__block_holds(tr__rpc_link *link, const tr_value *value);
  * is sent. 0: not in such a block, or something else refers to the tensor or its memory. */
 uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x);
 /* Takes that back, as the message was not sent; any other tensor stays as it is. */
-void tr__block_keep(const tr_tensor *x);
+void tr__block_keep(tr__rpc_link *link, const tr_tensor *x);
 
 /* ---- rref.c ------------------------------------------------------------------------------------------------------ */
 

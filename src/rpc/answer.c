@@ -2,6 +2,7 @@
 #include "rpc/agent.h"
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "tensor/tensor.h"
 
 #include <stdio.h>
@@ -282,7 +283,7 @@ static void expect_result(tr__rpc_entry *entry, const tr_value *result, bool in_
 /* Memory of the size that its latest result had is made in blocks for the caller: the next result most often has it, too. */
 static tr_status call_body(serving *s)
 {
-    tr__block_target target = {s->owed.rpc, &s->owed.rpc->links[s->owed.to]};
+    tr__block_target target = {s->owed.rpc, &s->owed.rpc->links[s->owed.to], tr__forks()};
     const tr__storage_source source = {atomic_load(&((tr__rpc_entry *)s->entry)->result_bytes), tr__block_make, &target};
     if (source.bytes && target.link->local && !s->owed.kept) tr__storage_source_set(&source);
     tr_status status = s->entry->function.body(s->entry->state, s->values, &s->result);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/thread.h"
 #include "tensor/list.h"
 
 #include <stdlib.h>
@@ -24,7 +25,9 @@ struct tr__rpc_shared_block {
     uint64_t segment;
     size_t bytes; /* without the head */
     int64_t used; /* when it was taken last */
-    bool away;    /* the worker may have it, and may send it back */
+    atomic_bool filling; /* we write to it, whatever becomes of the worker */
+    atomic_bool away;    /* the worker may have it, and may send it back */
+    atomic_bool made;    /* by a function, which has not passed it on */
 };
 
 static tr__rpc_block_head *head_of(void *data)
@@ -42,6 +45,11 @@ static void *data_of(const tr__rpc_shared_block *b)
     return b->memory + TR__RPC_BLOCK_HEAD;
 }
 
+static bool is_busy(const tr__rpc_shared_block *b)
+{
+    return atomic_load(busy_flag(data_of(b)));
+}
+
 /* ---- Our blocks -------------------------------------------------------------------------------------------------- */
 
 /* Four sizes per octave, so that one is found again. */
@@ -55,8 +63,7 @@ static size_t size_of_block(size_t bytes)
 /* A receiver that goes may let go of one that we still copy to. */
 static bool is_free(const tr__rpc_shared_block *b)
 {
-    const tr__rpc_block_head *head = head_of(data_of(b));
-    return !atomic_load(&head->busy) && !atomic_load(&head->copying);
+    return !is_busy(b) && !atomic_load(&b->filling);
 }
 
 static tr__rpc_shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
@@ -68,7 +75,9 @@ static tr__rpc_shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
     if (found) {
         atomic_store(busy_flag(data_of(found)), 1);
         found->used = tr__now_ns();
-        found->away = true;
+        atomic_store(&found->made, false);
+        atomic_store(&found->away, false);
+        atomic_store(&found->filling, true);
     }
     pthread_mutex_unlock(&blocks->lock);
     return found;
@@ -87,7 +96,7 @@ static tr__rpc_shared_block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t 
         tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         return NULL;
     }
-    *b = (tr__rpc_shared_block){.bytes = size, .used = tr__now_ns(), .away = true,
+    *b = (tr__rpc_shared_block){.bytes = size, .used = tr__now_ns(), .filling = true,
         .memory = tr_shared_alloc(size + TR__RPC_BLOCK_HEAD)};
     if (!b->memory || tr__raw_show(rpc->group, link->worker, b->memory, &b->segment) != TR_OK) {
         free_block(b);
@@ -115,6 +124,7 @@ tr__rpc_shared_block *tr__block_take(tr_rpc *rpc, tr__rpc_link *link, size_t byt
 
 void tr__block_filled(tr__rpc_shared_block *b)
 {
+    atomic_store(&b->away, true);
     atomic_store_explicit(busy_flag(data_of(b)), 1, memory_order_release);
 }
 
@@ -122,6 +132,12 @@ void tr__block_give_back(tr__rpc_shared_block *b)
 {
     atomic_store(&head_of(data_of(b))->copying, 0);
     atomic_store(busy_flag(data_of(b)), 0);
+    tr__block_left(b);
+}
+
+void tr__block_left(tr__rpc_shared_block *b)
+{
+    atomic_store(&b->filling, false);
 }
 
 void tr__blocks_trim(tr__rpc_link *link)
@@ -131,7 +147,7 @@ void tr__blocks_trim(tr__rpc_link *link)
     bool gone = atomic_load(&link->gone); /* then nobody gives one back */
     pthread_mutex_lock(&link->blocks.lock);
     for (tr__rpc_shared_block **at = &link->blocks.first, *b; (b = *at);) {
-        if ((atomic_load(busy_flag(data_of(b))) && !gone) || b->used > since) {
+        if (atomic_load(&b->filling) || (is_busy(b) && !gone) || b->used > since) {
             at = &b->next;
             continue;
         }
@@ -198,6 +214,7 @@ static void copy_chunk(void *to, const void *from, uint64_t bytes, unsigned chun
 void tr__block_offer(tr__rpc_shared_block *b, const void *from, uint64_t bytes)
 {
     tr__rpc_block_head *head = head_of(data_of(b));
+    atomic_store(&b->away, true);
     atomic_store(&head->from, (uint64_t)(uintptr_t)from);
     atomic_store(&head->progress, word_of((progress){.end = chunks_of(bytes)}));
     atomic_store(&head->copying, 1);
@@ -326,9 +343,9 @@ bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, t
     tr__segment held;
     pthread_mutex_lock(&link->blocks.lock);
     tr__rpc_shared_block *b = find_block(&link->blocks, segment);
-    bool back = b && b->away && atomic_load(busy_flag(data_of(b))) && bytes <= b->bytes && tr__segment_ref(segment, &held);
+    bool back = b && atomic_load(&b->away) && is_busy(b) && bytes <= b->bytes && tr__segment_ref(segment, &held);
     if (back) {
-        b->away = false;
+        atomic_store(&b->away, false);
         *piece = (tr__rpc_arrived){.memory = data_of(b), .bytes = bytes, .release = release_ours,
             .user = (void *)(uintptr_t)segment};
     }
@@ -338,20 +355,41 @@ bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, t
 
 /* ---- Results ----------------------------------------------------------------------------------------------------- */
 
+/* A function may keep what it makes, and the kernel maps only so many blocks. */
+static bool keeps_many(tr__rpc_blocks *blocks)
+{
+    enum { MANY = 64 };
+    int kept = 0;
+    pthread_mutex_lock(&blocks->lock);
+    for (const tr__rpc_shared_block *b = blocks->first; b; b = b->next) kept += atomic_load(&b->made) && is_busy(b);
+    pthread_mutex_unlock(&blocks->lock);
+    return kept >= MANY;
+}
+
+static bool take_for_result(const tr__block_target *t, tr__storage *storage, uint64_t *segment)
+{
+    tr__segment held;
+    if (keeps_many(&t->link->blocks)) return false;
+    tr__rpc_shared_block *b = tr__block_take(t->rpc, t->link, storage->bytes, &storage->data, segment);
+    if (b && !tr__segment_ref(*segment, &held)) {
+        tr__block_give_back(b);
+        return false;
+    }
+    if (!b) return false;
+    atomic_store(&b->made, true);
+    tr__block_left(b); /* the tensor holds the memory */
+    return true;
+}
+
 bool tr__block_make(void *target, tr__storage *storage)
 {
     const tr__block_target *t = target;
     uint64_t segment;
-    tr__segment held;
+    if (t->forks != tr__forks()) return false; /* a child's lock keeps no other process from a block */
     TR__KEEP_ERROR;
-    tr__rpc_shared_block *b = NULL;
-    if (tr__rpc_enter(&t->rpc->sending)) b = tr__block_take(t->rpc, t->link, storage->bytes, &storage->data, &segment);
+    bool made = tr__rpc_enter(&t->rpc->sending) && take_for_result(t, storage, &segment);
     tr__rpc_leave(&t->rpc->sending);
-    if (!b) return false;
-    if (!tr__segment_ref(segment, &held)) {
-        tr__block_give_back(b);
-        return false;
-    }
+    if (!made) return false;
     storage->release = release_ours;
     storage->user = (void *)(uintptr_t)segment;
     return true;
@@ -382,7 +420,12 @@ bool tr__block_holds(tr__rpc_link *link, const tr_value *value)
     if (value->kind == TR_VALUE_TENSOR) return block_of(link, value->tensor) != 0;
     const tr_tensor_list *list = value->kind == TR_VALUE_TENSORS ? value->tensors : NULL;
     bool any = false;
-    for (int i = 0; list && i < list->count && !any; i++) any = block_of(link, list->entries[i].tensor) != 0;
+    for (int i = 0; list && i < list->count; i++) {
+        const tr_tensor *x = list->entries[i].tensor;
+        bool borrows = x && !tr__bad(x) && x->storage->kind == TR__WRAPPED && !x->storage->release;
+        if (borrows) return false; /* maybe from what ends with the scope */
+        any = any || block_of(link, x);
+    }
     return any;
 }
 
@@ -399,15 +442,20 @@ uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x)
     s->release = leave_ours;
     pthread_mutex_lock(&link->blocks.lock);
     tr__rpc_shared_block *b = find_block(&link->blocks, segment);
-    if (b) b->away = true;
+    if (b) atomic_store(&b->made, false);
     if (b) tr__block_filled(b);
     pthread_mutex_unlock(&link->blocks.lock);
     return segment;
 }
 
-void tr__block_keep(const tr_tensor *x)
+void tr__block_keep(tr__rpc_link *link, const tr_tensor *x)
 {
     tr__storage *s = x->storage;
     if (s->release == leave_theirs) s->release = release_theirs;
-    if (s->release == leave_ours) s->release = release_ours;
+    if (s->release != leave_ours) return;
+    s->release = release_ours;
+    pthread_mutex_lock(&link->blocks.lock);
+    tr__rpc_shared_block *b = find_block(&link->blocks, (uint64_t)(uintptr_t)s->user);
+    if (b) atomic_store(&b->away, false);
+    pthread_mutex_unlock(&link->blocks.lock);
 }

@@ -2,7 +2,7 @@
  * Messages between workers, as bytes: a frame, its body, and pieces, the data of larger tensors and byte strings, which
  * travel beside the body. All numbers are little-endian, as all hosts of a group are.
  *
- *   request   function name, note, count, values          piece   u64: the block that it lies in (0: it follows); u64: its bytes
+ *   request   function name, note, count, values          piece   u64: its block (0: it follows; top bit: yours); u64: its bytes
  *   reply     note, value; of a failure: note, message; then of what was to stay there its number
  *   value     kind, then: tensor  0: none; 1: dtype, device kind, ndim, dims, data     data     0: bytes; 1: piece number
  *                         i64, f64  8 bytes           string, bytes  0: none; 1: length, data

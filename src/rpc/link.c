@@ -215,16 +215,21 @@ static bool send_parts(tr__rpc_stream *f, struct iovec *parts, int count)
 
 enum { FEW = 4 };
 
-/* A message that goes out. Of each piece: its block, but for one that is passed on; or a copy, of a tensor that does not lie
- * row-major in memory; or NULL. */
-typedef struct outgoing {
+/* Of a piece that goes out. */
+typedef struct held {
+    void *memory;     /* its block, but for one that is passed on; or a copy, of a tensor that does not lie row-major in our
+                       * memory; or NULL */
+    const void *from; /* what was offered: it is copied into the block when the message has gone; or NULL */
+} held;
+
+typedef struct outgoing { /* a message */
     struct iovec *parts;
     tr__rpc_place *places;
-    void **held;
+    held *held;
     int count;
     struct iovec few_parts[FEW + 3];
     tr__rpc_place few_places[FEW];
-    void *few_held[FEW];
+    held few_held[FEW];
 } outgoing;
 
 static bool begin_outgoing(outgoing *o, size_t pieces)
@@ -234,32 +239,27 @@ static bool begin_outgoing(outgoing *o, size_t pieces)
     o->parts = few ? o->few_parts : malloc((pieces + 3) * sizeof *o->parts);
     o->places = few ? o->few_places : malloc(pieces * sizeof *o->places);
     o->held = few ? o->few_held : malloc(pieces * sizeof *o->held);
-    for (size_t i = 0; o->held && i < pieces; i++) o->held[i] = NULL;
+    for (size_t i = 0; o->held && i < pieces; i++) o->held[i] = (held){0};
     return o->parts && o->places && o->held;
 }
 
 /* A message that has not gone gives its blocks back. */
-static void end_outgoing(const tr__rpc_stream *f, outgoing *o, const tr__rpc_writer *w, bool sent)
+static void end_outgoing(tr__rpc_link *link, outgoing *o, const tr__rpc_writer *w, bool sent)
 {
     for (int i = 0; o->held && i < w->piece_count; i++) {
-        if (f->wire)
-            free(o->held[i]);
-        else if (o->held[i] && !sent)
-            tr__block_give_back(o->held[i]);
-        if (w->passes_on && !sent && w->pieces[i].tensor) tr__block_keep(w->pieces[i].tensor);
+        void *memory = o->held[i].memory;
+        if (link->stream->wire)
+            free(memory);
+        else if (memory && sent)
+            tr__block_left(memory);
+        else if (memory)
+            tr__block_give_back(memory);
+        if (w->passes_on && !sent && w->pieces[i].tensor) tr__block_keep(link, w->pieces[i].tensor);
     }
     if (w->piece_count <= FEW) return;
     free(o->parts);
     free(o->places);
     free(o->held);
-}
-
-/* Memory of a piece that the worker may help to copy; else NULL. */
-static const void *offered(const tr__rpc_link *link, const tr__rpc_piece *p)
-{
-    if (!link->crosses || p->bytes < OFFERED) return NULL;
-    if (!p->tensor) return p->data;
-    return tr_is_contiguous(p->tensor) ? tr_data(p->tensor) : NULL;
 }
 
 static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, const tr__rpc_writer *w)
@@ -270,26 +270,26 @@ static tr_status add_piece(tr_rpc *rpc, tr__rpc_link *link, outgoing *o, int i, 
     o->places[i] = (tr__rpc_place){.bytes = p->bytes};
     if (beside && w->passes_on && p->tensor) o->places[i].segment = tr__block_pass_on(link, p->tensor);
     if (o->places[i].segment) return TR_OK;
-    if (!beside && (!p->tensor || tr_is_contiguous(p->tensor))) {
-        const void *data = p->tensor ? tr_data(p->tensor) : p->data;
+    const void *data = !p->tensor ? p->data : tr_is_contiguous(p->tensor) ? tr_data(p->tensor) : NULL;
+    if (!beside && data) {
         o->parts[o->count++] = (struct iovec){(void *)data, p->bytes};
         return TR_OK;
     }
     if (beside) {
-        o->held[i] = tr__block_take(rpc, link, p->bytes, &memory, &o->places[i].segment);
-        if (!o->held[i]) return TR_NO_MEMORY;
-        const void *from = offered(link, p);
-        if (from) {
-            tr__block_offer(o->held[i], from, p->bytes);
+        o->held[i].memory = tr__block_take(rpc, link, p->bytes, &memory, &o->places[i].segment);
+        if (!o->held[i].memory) return TR_NO_MEMORY;
+        if (data && link->crosses && p->bytes >= OFFERED) {
+            o->held[i].from = data;
+            tr__block_offer(o->held[i].memory, data, p->bytes);
             return TR_OK;
         }
     } else {
-        memory = o->held[i] = malloc(p->bytes);
+        memory = o->held[i].memory = malloc(p->bytes);
         if (!memory) return tr__fail(TR_NO_MEMORY, "rpc: no memory for %llu bytes", (unsigned long long)p->bytes);
         o->parts[o->count++] = (struct iovec){memory, p->bytes};
     }
     tr_status status = tr__rpc_piece_copy(p, memory);
-    if (beside) tr__block_filled(o->held[i]);
+    if (beside) tr__block_filled(o->held[i].memory);
     return status;
 }
 
@@ -298,9 +298,8 @@ static void copy_offered(const tr__rpc_link *link, const outgoing *o, const tr__
 {
     tr__rpc_stream *f = link->stream;
     for (int i = 0; i < w->piece_count; i++) {
-        const void *from = o->held[i] ? offered(link, &w->pieces[i]) : NULL;
-        if (!from) continue;
-        tr__block_copy(o->held[i], from, w->pieces[i].bytes);
+        if (!o->held[i].from) continue;
+        tr__block_copy(o->held[i].memory, o->held[i].from, w->pieces[i].bytes);
         atomic_fetch_add(&f->out->copied, 1);
         ring_bell(f->bell);
     }
@@ -324,13 +323,13 @@ tr_status tr__link_send(tr_rpc *rpc, tr__rpc_link *link, const tr__rpc_frame *fr
         go_on_sending(f);
         pthread_mutex_unlock(&f->lock);
         if (!f->wire) ring_bell(f->bell);
-        if (sent && link->crosses) copy_offered(link, &o, w);
+        if (sent) copy_offered(link, &o, w);
         if (!sent) { /* it went in part, maybe: what follows would make no sense there */
             tr__rpc_lose(rpc, link->worker, TR__RPC_DAMAGED);
             status = tr__fail(TR_NO_MEMORY, "rpc: no memory for a message");
         }
     }
-    end_outgoing(f, &o, w, status == TR_OK);
+    end_outgoing(link, &o, w, status == TR_OK);
     return status;
 }
 

@@ -49,8 +49,8 @@ tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks);
 void *tr__rpc_user(const tr_rpc *rpc);
 
 /* Messages of a module: its names begin with a dot, and failures and the flight record show what is behind it. Arguments are of any
- * number and kind, and no hook sees them. A handler's result is copied before its scope ends; it may tr_rpc_defer(). `attended`:
- * carried out by a thread of the agent, or by one that attends to it, below. */
+ * number and kind, and no hook sees them. A handler's result is copied before its scope ends, but for what holds its own memory; it
+ * may tr_rpc_defer(). `attended`: carried out by a thread of the agent, or by one that attends to it, below. */
 typedef tr_status (*tr__rpc_handler)(void *user, int from, const tr_value *arguments, int count, tr_value *result);
 tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler, void *user, bool attended);
 /* timeout_ms: 0: the agent's; TR__RPC_NO_TIMEOUT: the answer comes, or the worker is lost. */

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/thread.h"
+#include "tensor/tensor.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -371,11 +372,13 @@ typedef struct absence {
     int awake;
     bool idle;
     const tr__rpc_attention *attention;
+    const tr__storage_source *source;
 } absence;
 
 static absence step_out(tr_rpc *rpc)
 {
-    absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle, .attention = attention};
+    absence a = {.awake = rest(rpc), .idle = own.rpc == rpc && own.idle, .attention = attention,
+        .source = tr__storage_source_set(NULL)};
     attention = NULL;
     if (!a.idle) return a;
     own.idle = false;
@@ -390,6 +393,7 @@ static absence step_out(tr_rpc *rpc)
 static void step_back(tr_rpc *rpc, absence a)
 {
     attention = a.attention;
+    tr__storage_source_set(a.source);
     resume(rpc, a.awake);
     if (!a.idle) return;
     own.idle = true;

@@ -1,11 +1,16 @@
 /* Tensors that go to and fro in shared memory: ranks as threads, which see each other's blocks at the same addresses. */
 #include "comm_ranks.h"
 
+#include "base/thread.h"
 #include "rpc/agent.h"
+#include "tensor/tensor.h"
 
+#include <trireme/autograd.h>
 #include <trireme/ops.h>
+#include <trireme/optim.h>
 #include <trireme/rpc.h>
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -107,11 +112,76 @@ static tr_tensor *fives(int64_t n)
 }
 TR_RPC(fives, I64, RETURNS(TENSOR));
 
+/* A step of an optimizer that is made for it. */
+static tr_tensor *local_train(tr_tensor *w)
+{
+    tr_tensor *p = tr_require_grad(tr_clone(w));
+    tr_tensor_list *list = tr_list_new();
+    if (tr_list_add(list, "p", p) != TR_OK) return NULL;
+    tr_optimizer *adam = tr_adam(list, .lr = 0.5);
+    if (tr_backward(tr_sum(p)) != TR_OK || tr_step(adam) != TR_OK) return NULL;
+    TR_NO_GRAD;
+    return tr_clone(tr_detach(p));
+}
+TR_RPC(local_train, TENSOR, RETURNS(TENSOR));
+
+enum { KEPT = 80 };
+static tr_tensor *collection[KEPT];
+static int collected;
+
+/* Keeps another tensor of the size of its result. */
+static tr_tensor *collect(int64_t n)
+{
+    collection[collected++] = tr_keep(tr_full(1, TR_SHAPE(n)));
+    return echo(tr_full(5, TR_SHAPE(n)));
+}
+TR_RPC(collect, I64, RETURNS(TENSOR));
+
+static void scribble(void *data, void *user)
+{
+    (void)user;
+    memset(data, 0x7f, FLOATS * sizeof(float));
+}
+
+/* Its argument, and a tensor whose memory an object of its scope ends. */
+static tr_tensor_list *lend(tr_tensor *x)
+{
+    static float lent[FLOATS];
+    for (int i = 0; i < FLOATS; i++) lent[i] = (float)i;
+    tr_tensor_list *list = tr_list_new();
+    tr_tensor *owner = tr_wrap(lent, TR_SHAPE(FLOATS), TR_F32, scribble, NULL);
+    tr_tensor *borrower = tr_wrap((float *)tr_data(owner), TR_SHAPE(FLOATS), TR_F32, NULL, NULL);
+    return tr_list_add(list, "a", x) == TR_OK && tr_list_add(list, "b", borrower) == TR_OK ? list : NULL;
+}
+TR_RPC(lend, TENSOR, RETURNS(TENSORS));
+
+static atomic_int made_by_callback; /* 1: in memory of its own; 2: elsewhere */
+
+static void make_one(tr_future *future, void *user)
+{
+    TR_SCOPE;
+    (void)future;
+    (void)user;
+    tr_tensor *x = tr_empty(TR_SHAPE(FLOATS));
+    atomic_store(&made_by_callback, !tr__bad(x) && x->storage->kind == TR__OWNED ? 1 : 2);
+}
+
+/* Waits for a call, whose callback this thread runs most often. */
+static tr_tensor *wait_there(int64_t n)
+{
+    tr_future *call = tr_rpc_async(tr_rpc_current(), "w0", "fives", n / 2);
+    atomic_store(&made_by_callback, 0);
+    if (tr_future_then(call, make_one, NULL) != TR_OK || tr_future_wait(call) != TR_OK) return NULL;
+    while (!atomic_load(&made_by_callback)) sched_yield();
+    return tr_full(5, TR_SHAPE(n));
+}
+TR_RPC(wait_there, I64, RETURNS(TENSOR));
+
 static tr_rpc *start(const rank *r)
 {
     static const tr_rpc_function *const all[] = {&echo_rpc, &count_up_rpc, &in_rows_rpc, &a_little_of_rpc, &the_end_of_rpc,
         &transposed_rpc, &keep_it_rpc, &keep_rows_rpc, &same_list_rpc, &twice_in_a_list_rpc, &relay_rpc, &relay_and_return_rpc,
-        &fives_rpc};
+        &fives_rpc, &local_train_rpc, &collect_rpc, &lend_rpc, &wait_there_rpc};
     char name[16];
     snprintf(name, sizeof name, "w%d", r->number);
     tr_rpc *rpc = tr_rpc_start(r->group, .name = name);
@@ -195,6 +265,8 @@ static void get_copies(rank *r)
         tr_tensor_list *two = tr_future_tensors(tr_rpc_sync(rpc, "w1", "twice_in_a_list", x));
         tr_tensor *a = tr_list_at(two, 0), *b = tr_list_at(two, 1);
         CHECK(tr_data(a) != tr_data(b) && counts(a, FLOATS, 0) && counts(b, FLOATS, 0));
+        tr_tensor_list *lent = tr_future_tensors(tr_rpc_sync(rpc, "w1", "lend", x));
+        CHECK(counts(tr_list_at(lent, 0), FLOATS, 0) && counts(tr_list_at(lent, 1), FLOATS, 0));
     }
     OK(tr_rpc_stop(rpc));
 }
@@ -262,6 +334,76 @@ static void results_are_made_where_the_caller_can_have_them(void **state)
     run(2, get_results, NULL);
 }
 
+static void train_there(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    tr_tensor *w = tr_full(1, TR_SHAPE(FLOATS)), *first = NULL;
+    for (int turn = 0; turn < 4 && r->number == 0; turn++) {
+        tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, "w1", "local_train", w));
+        if (!first) first = x;
+        OK(tr_status_of(x));
+        CHECK(is_full_of(x, FLOATS, ((const float *)tr_data(first))[0]));
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void an_optimizer_that_a_function_makes_begins_at_zero(void **state)
+{
+    (void)state;
+    run(2, train_there, NULL);
+}
+
+/* Worker 1 makes its results in blocks from the second call on, as long as what it has kept lies in less than 64 of them. */
+static void let_it_collect(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    for (int turn = 0; turn < KEPT && r->number == 0; turn++) {
+        TR_SCOPE;
+        tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, "w1", "collect", FLOATS));
+        CHECK(is_full_of(x, FLOATS, 5) && (tr_data(x) == atomic_load(&seen)) == (turn > 0 && turn < 64));
+    }
+    for (int i = 0; i < KEPT && r->number == 0; i++) {
+        CHECK(is_full_of(collection[i], FLOATS, 1));
+        tr_release(collection[i]);
+    }
+    if (r->number == 0) {
+        tr_tensor *x = tr_future_tensor(tr_rpc_sync(rpc, "w1", "fives", FLOATS));
+        CHECK(is_full_of(x, FLOATS, 5));
+        x = tr_future_tensor(tr_rpc_sync(rpc, "w1", "fives", FLOATS));
+        CHECK(tr_data(x) == atomic_load(&seen));
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void a_function_keeps_only_so_many_blocks(void **state)
+{
+    (void)state;
+    collected = 0;
+    run(2, let_it_collect, NULL);
+}
+
+static void call_back_there(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    for (int turn = 0; turn < 4 && r->number == 0; turn++) {
+        CHECK(is_full_of(tr_future_tensor(tr_rpc_sync(rpc, "w1", "wait_there", FLOATS)), FLOATS, 5));
+        CHECK(atomic_load(&made_by_callback) == 1);
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void what_a_callback_makes_is_no_result(void **state)
+{
+    (void)state;
+    run(2, call_back_there, NULL);
+}
+
 /* ---- Whose a block is -------------------------------------------------------------------------------------------- */
 
 static void hold_results(rank *r)
@@ -316,6 +458,49 @@ static void results_outlive_the_agent(void **state)
     run(2, hold_beyond_the_end, NULL);
 }
 
+/* A worker may send back what it was sent, and only that; and a process that was forked meanwhile makes nothing in blocks. */
+static void come_back(rank *r)
+{
+    TR_SCOPE;
+    tr_rpc *rpc = start(r);
+    OK(tr_status_of(rpc));
+    if (r->number == 0) {
+        tr__rpc_link *link = &rpc->links[1];
+        tr__block_target target = {rpc, link, tr__forks() - 1};
+        tr__storage made = {.bytes = FLOATS};
+        CHECK(!tr__block_make(&target, &made));
+        target.forks = tr__forks();
+        CHECK(tr__block_make(&target, &made));
+        tr__rpc_arrived piece;
+        CHECK(!tr__block_came_back(link, (uint64_t)(uintptr_t)made.user, FLOATS, &piece));
+        made.release(made.data, made.user);
+        uint64_t segment;
+        void *memory;
+        tr__rpc_shared_block *b = tr__block_take(rpc, link, FLOATS, &memory, &segment);
+        CHECK(b && memory == made.data);
+        CHECK(!tr__block_came_back(link, segment, FLOATS, &piece)); /* it is being filled, */
+        atomic_store(&((tr__rpc_block_head *)((char *)memory - TR__RPC_BLOCK_HEAD))->busy, 0); /* whatever the worker says: */
+        void *other;
+        uint64_t other_segment;
+        tr__rpc_shared_block *b2 = tr__block_take(rpc, link, FLOATS, &other, &other_segment);
+        CHECK(b2 && b2 != b);
+        tr__block_give_back(b2);
+        tr__block_filled(b);
+        tr__block_left(b);
+        CHECK(tr__block_came_back(link, segment, FLOATS, &piece) && piece.memory == memory);
+        tr__rpc_arrived again;
+        CHECK(!tr__block_came_back(link, segment, FLOATS, &again));
+        piece.release(piece.memory, piece.user);
+    }
+    OK(tr_rpc_stop(rpc));
+}
+
+static void only_what_was_sent_can_come_back(void **state)
+{
+    (void)state;
+    run(2, come_back, NULL);
+}
+
 /* ---- Copying by both sides --------------------------------------------------------------------------------------- */
 
 enum { CHUNK = 256 << 10, CHUNKS = 4, PIECE = CHUNKS * CHUNK - 100 };
@@ -364,7 +549,11 @@ int main(void)
         cmocka_unit_test(what_stays_there_is_copied),
         cmocka_unit_test(workers_pass_on_what_others_sent_them),
         cmocka_unit_test(results_are_made_where_the_caller_can_have_them),
+        cmocka_unit_test(an_optimizer_that_a_function_makes_begins_at_zero),
+        cmocka_unit_test(a_function_keeps_only_so_many_blocks),
+        cmocka_unit_test(what_a_callback_makes_is_no_result),
         cmocka_unit_test(a_block_is_used_again_when_its_result_goes),
+        cmocka_unit_test(only_what_was_sent_can_come_back),
         cmocka_unit_test(results_outlive_the_agent),
         cmocka_unit_test(a_sender_does_not_wait_for_a_receiver_that_stands_still),
     };
