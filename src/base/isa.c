@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(TR__KNOWS_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ tr_status tr__isa_check(void)
     return tr__fail(TR_INVALID, "TRIREME_ISA=%s is neither generic nor avx2, avx512, avx512bf16 or amx", text);
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(TR__KNOWS_AMX)
 /* CPUID says that the processor has the tiles, XCR0 that the kernel keeps them when it switches threads. It does so only for
  * processes that have asked: a signal's frame then needs 8 KB more. */
 static bool ask_for_tiles(void)
@@ -59,7 +59,7 @@ static bool ask_for_tiles(void)
 
 bool tr__amx_permitted(void)
 {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(TR__KNOWS_AMX)
     static atomic_int permitted = -1; /* process-wide, as the permission is; threads that ask at once get the same answer */
     int known = atomic_load_explicit(&permitted, memory_order_relaxed);
     if (known < 0) {

@@ -14,7 +14,8 @@ typedef enum tr__isa { TR__ISA_GENERIC, TR__ISA_AVX2, TR__ISA_AVX512, TR__ISA_AV
 tr__isa tr__isa_allowed(void);
 /* A failure when TRIREME_ISA names none. */
 tr_status tr__isa_check(void);
-/* Whether the processor has AMX's tiles of bf16 and Linux lets this process use them, which is asked for once. Any thread. */
+/* Whether the compiler knew AMX, the processor has its tiles of bf16 and Linux lets this process use them, which is asked for once.
+ * Any thread. */
 bool tr__amx_permitted(void);
 
 /* What files named *_avx512.c and *_avx2.c may use. */

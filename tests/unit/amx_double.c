@@ -9,7 +9,12 @@ bool __real_tr__amx_permitted(void);
 bool __wrap_tr__amx_permitted(void);
 bool amx_everywhere;
 
-#if defined(__x86_64__)
+bool amx_leaves_out(tr_dtype dtype)
+{
+    return tr__isa_allowed() == TR__ISA_AMX && dtype != TR_BF16;
+}
+
+#if defined(__x86_64__) && defined(TR__KNOWS_AMX)
 
 #include <immintrin.h>
 #include <signal.h>
@@ -117,6 +122,7 @@ static bool decode(const uint8_t *at, const greg_t *registers, instruction *in)
     *in = (instruction){.size = 5, .prefix = at[2] & 3, .opcode = at[3], .reg = at[4] >> 3 & 7, .rm = rm};
     in->source = ~at[2] >> 3 & 15;
     if (mode == 3) return true;
+    if (rm != 4 && at[3] == 0x4b) return false; /* tiles in memory have an index: their stride */
 
     uint64_t address = 0;
     bool relative = mode == 0 && rm == 5, bare = relative;
@@ -196,6 +202,13 @@ bool amx_double(void)
     return playing = sigaction(SIGILL, &action, NULL) == 0;
 }
 
+__attribute__((target("amx-tile"))) int amx_palette(void)
+{
+    tile_state kept;
+    __asm__ volatile("sttilecfg %0" : "=m"(kept));
+    return kept.palette;
+}
+
 bool __wrap_tr__amx_permitted(void)
 {
     return __real_tr__amx_permitted() || ((amx_everywhere || tr__isa_allowed() == TR__ISA_AMX) && amx_double());
@@ -213,6 +226,7 @@ __sighandler_t signal(int number, __sighandler_t handler)
 
 bool amx_double(void) { return false; }
 int64_t amx_double_done(void) { return 0; }
+int amx_palette(void) { return 0; }
 bool __wrap_tr__amx_permitted(void) { return false; }
 
 #endif

@@ -5,6 +5,8 @@
 #ifndef TRIREME_TEST_AMX_DOUBLE_H
 #define TRIREME_TEST_AMX_DOUBLE_H
 
+#include <trireme/tensor.h>
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,5 +17,9 @@ bool amx_double(void);
 extern bool amx_everywhere;
 /* Instructions that the double has done; -1 where the machine does them. */
 int64_t amx_double_done(void);
+/* The palette of the thread's tiles, 0 for none in use. Only where amx_double() is true. */
+int amx_palette(void);
+/* Whether TRIREME_ISA is amx and the kernels of the dtype are those of the run without. */
+bool amx_leaves_out(tr_dtype dtype);
 
 #endif

@@ -41,13 +41,6 @@ AMX static void multiply(const shapes *s, const uint32_t *a, const uint32_t *b, 
     __asm__ volatile("tilerelease" : :);
 }
 
-AMX static uint8_t palette_in_use(void)
-{
-    shapes kept;
-    __asm__ volatile("sttilecfg %0" : "=m"(kept));
-    return kept.palette;
-}
-
 static float flushed(float x)
 {
     return fabsf(x) < FLT_MIN ? copysignf(0, x) : x;
@@ -127,7 +120,7 @@ static void kernels_release_the_tiles(void **state)
     assert_true(tr__gemm_amx(&(tr__gemm_task){.p = &p}));
     assert_true(done == -1 || amx_double_done() > done);
     assert_true(tr_item(tr_min(y)) == 70 && tr_item(tr_max(y)) == 70);
-    assert_int_equal(palette_in_use(), 0);
+    assert_int_equal(amx_palette(), 0);
 }
 
 /* Memory that ends where its page does, before one that must not be touched; ones in bf16. */
