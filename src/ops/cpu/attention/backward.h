@@ -25,28 +25,33 @@ typedef struct backward {
     float *p, *ds;          /* [GRAD_QUERIES][GRAD_ROW] */
     float *transposed;      /* TRANSPOSED, for heads_transposed() */
     float scale;            /* of products */
-    float *lse, *delta;     /* [queries]; lse times log2(e) */
+    float *lse, *delta;     /* [queries]; lse times log2(e), */
+    float *base;            /* [queries] and relative to this product: 0, but for lse beyond LARGE */
     float *keys, *values;   /* as columns */
     operand q, g;           /* on the left, */
     operand q_right, g_right, k; /* and on the right */
     float *dq, *dk, *dv;    /* [queries or keys][wide] */
 } backward;
 
-/* The exponent that lse stands for. INFINITY, from which every weight is 0, for a query that saw no key, or whose scores are beyond
- * what f32 holds. */
-static float exponent_of(float lse)
+/* An lse beyond LARGE has lost the digits that weights need: the query's largest product and the sum of its weights are computed
+ * again, from the products that differentiate() gets. An infinite lse, of a query that saw no key, or whose scores are beyond what
+ * f32 holds, leaves no weights. */
+static void weigh_again(backward *b, int64_t i)
 {
-    float exponent = lse * (float)M_LOG2E;
-    return exponent == -INFINITY ? INFINITY : exponent;
-}
-
-/* Scores so large that lse has an error of whole exponents: those that reach it to its last digits get the weight 1, and none if it is
- * infinite. Exponents, divided by the scale, take the place of the products. */
-static void hold_exponents(float *p, int64_t n, float scale, float lse)
-{
-    float top = lse - fabsf(lse) * 0x1p-21f;
-    for (int64_t j = 0; j < n; j += WIDTH)
-        vec_store(p + j, lse == INFINITY ? vec_all(-INFINITY) : vec_min(vec_all(0), vec_load(p + j) * scale - top) / scale);
+    const tr__attention *a = b->a;
+    float max = -INFINITY, sum = 0;
+    for (int64_t from = 0; isfinite(b->lse[i]) && from < tr__keys_seen(a, i); from += GRAD_KEYS) {
+        int64_t n = heads_visible(a, i, from, GRAD_KEYS);
+        heads_score(a, &b->q, b->keys, i, 1, from, GRAD_KEYS, b->p, GRAD_ROW);
+        heads_mask(a, b->number, i, from, n, b->p);
+        float old = max;
+        max = row_max(b->p, n, old);
+        if (max == -INFINITY) continue;
+        subtract(b->p, n, max);
+        sum = sum * exp2f((old - max) * b->scale) + row_exp2(b->p, n, b->scale, 0);
+    }
+    b->base[i] = sum == 0 ? INFINITY : max;
+    b->lse[i] = sum == 0 ? 0 : log2f(sum);
 }
 
 /* p and ds of one query from its scores and g v^T. */
@@ -55,10 +60,7 @@ static void differentiate(backward *b, int64_t i, int64_t row, int64_t from)
     float *p = b->p + row * GRAD_ROW, *ds = b->ds + row * GRAD_ROW, lse = b->lse[i + row], delta = b->delta[i + row];
     int64_t n = heads_visible(b->a, i + row, from, GRAD_KEYS);
     heads_mask(b->a, b->number, i + row, from, n, p);
-    if (fabsf(lse) > LARGE) {
-        hold_exponents(p, n, b->scale, lse);
-        lse = 0;
-    }
+    if (b->base[i + row] != 0) subtract(p, n, b->base[i + row]);
     for (int64_t j = 0; j < n; j += WIDTH) {
         vec y = vec_exp2(vec_load(p + j) * b->scale - lse), z = y * (vec_load(ds + j) - delta);
         heads_put_weights(p, j, lanes_keep(y, n - j));
@@ -128,10 +130,12 @@ static void read_inputs(backward *b, float **scratch)
     b->g_right = heads_right(a, &a->g, g_at, a->queries, &b->g, take(scratch, a->queries * wide));
     b->lse = take(scratch, a->queries);
     b->delta = take(scratch, a->queries);
+    b->base = take(scratch, a->queries);
     const float *lse = (const float *)a->lse.data + tr__head_at(a, &a->lse, b->number);
     for (int64_t i = 0; i < a->queries; i++) {
-        b->lse[i] = exponent_of(lse[i * a->lse.stride[2]]);
+        b->lse[i] = lse[i * a->lse.stride[2]] * (float)M_LOG2E;
         b->delta[i] = heads_dot(a, &a->g, g_at, &a->o, tr__head_at(a, &a->o, b->number), i);
+        b->base[i] = 0;
     }
 }
 
@@ -150,8 +154,8 @@ static void write_outputs(const backward *b)
 static size_t backward_scratch(const tr__attention *a)
 {
     int64_t rows = 5 * a->queries + 3 * a->keys, wide = heads_wide(a);
-    return (size_t)(rows * wide + 2 * GRAD_QUERIES * GRAD_ROW + TRANSPOSED + 2 * heads_columns_size(a, a->keys) + 2 * a->queries) +
-           15 * TR__CACHE_LINE;
+    return (size_t)(rows * wide + 2 * GRAD_QUERIES * GRAD_ROW + TRANSPOSED + 2 * heads_columns_size(a, a->keys) + 3 * a->queries) +
+           16 * TR__CACHE_LINE;
 }
 
 static void backward_head(const tr__attention *a, int64_t number, int64_t next, float *scratch)
@@ -167,6 +171,8 @@ static void backward_head(const tr__attention *a, int64_t number, int64_t next, 
     b.transposed = take(&scratch, TRANSPOSED);
     read_inputs(&b, &scratch);
     tile_begin();
+    for (int64_t i = 0; i < a->queries; i++)
+        if (fabsf(b.lse[i]) > LARGE) weigh_again(&b, i);
     for (int64_t from = 0; from < a->keys; from += GRAD_KEYS) {
         for (int64_t i = 0; i < a->queries; i += GRAD_QUERIES) {
             int64_t n = a->queries - i < GRAD_QUERIES ? a->queries - i : GRAD_QUERIES;

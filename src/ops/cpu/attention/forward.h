@@ -50,6 +50,11 @@ static float row_exp2(float *x, int64_t n, float scale, float base)
     return vec_sum(sum);
 }
 
+static void subtract(float *x, int64_t n, float base)
+{
+    for (int64_t j = 0; j < n; j += WIDTH) vec_store(x + j, vec_load(x + j) - base);
+}
+
 /* Zeros a row of weights from column n on, as far as other queries of its tile may see. */
 static void clear_after(float *row, int64_t n)
 {
@@ -68,7 +73,7 @@ static void weigh(forward *f, int64_t i, int64_t row, int64_t from)
     /* A query that has seen nothing yet has scores of -inf only: all weights are then 2^-inf = 0. */
     float base = max == -INFINITY ? 0 : max * f->scale;
     if (fabsf(base) > LARGE) {
-        for (int64_t j = 0; j < n; j += WIDTH) vec_store(s + j, vec_load(s + j) - max);
+        subtract(s, n, max);
         base = 0;
     }
     float sum = row_exp2(s, n, f->scale, base);
