@@ -59,7 +59,7 @@ typedef struct block {
     bool b_in_place, c_in_place;
     bool stream;               /* c is written past the caches: it is large and written once */
     bool bf16_in_place;        /* c is bf16, and the microkernel rounds to it */
-    float *b;                  /* packed: [panels][steps][64] */
+    float *b;                  /* packed: [panels][steps][TILE_COLUMNS] */
     float *sums;               /* where c is not written in place: [m][width]; NULL: one panel of a at a time, on the stack */
     int64_t column, columns;   /* of b and c, in this block */
     int64_t row, depth;        /* of b */

@@ -2,9 +2,10 @@
  * The blocked gemm: sums in f32, from and to any float dtype but f64. Included by files that are compiled once per kind of
  * machine, so everything is static.
  *
- * b is packed by blocks of some 384 steps (pack.h) and as many columns as the second-level cache holds, as panels of the
- * microkernel's columns. A panel of a, six rows as deep as the block (9 KB: the first-level cache), meets all panels of b in
- * turn, tile by tile, while the panel of a that is copied next is prefetched. (Prefetching the next block of b did not pay.)
+ * b is packed by blocks of some 384 steps (pack.h; for AMX see block.h) and as many columns as the second-level cache holds, as
+ * panels of the microkernel's columns. A panel of a, six rows as deep as the block (9 KB: the first-level cache), meets all panels
+ * of b in turn, tile by tile, while the panel of a that is copied next is prefetched. (Prefetching the next block of b did not
+ * pay.)
  * How the work is divided among threads never changes the order in which an element is summed.
  */
 #include "ops/cpu/gemm/pack.h"
