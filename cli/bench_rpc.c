@@ -257,8 +257,8 @@ int tr__bench_rpc(int argc, char **argv)
             "                            microseconds of a call, for \"callers N CALLS\" the calls per second",
             TR__TEXT(&b.peer)},
         {"operator", 0, NULL,
-            "also a function that adds 1 to the tensor; for \"operator BYTES CALLS\" the peer times the same of an\n"
-            "                            operator that it has built in, where an echo may run in its interpreter",
+            "with --peer: also a function that adds 1 to the tensor; for \"operator BYTES CALLS\" the peer\n"
+            "                            times an operator that it has built in, where an echo may run in its interpreter",
             TR__FLAG(&b.operator_too)},
         {"transport", 0, "NAME", "tcp: between ranks of one host, too; then, and between hosts, beside a bare connection",
             TR__TEXT(&b.transport)},

@@ -292,8 +292,11 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _reap(self):
         """Lets go of the memory of works that nobody holds any more."""
-        for _ in range(len(self._orphans)):  # other threads may append to the list meanwhile
-            orphan = self._orphans.pop(0)
+        for _ in range(len(self._orphans)):
+            try:
+                orphan = self._orphans.pop(0)  # other threads append to the list, and take from it
+            except IndexError:
+                return
             if _done(orphan[0]):
                 release(orphan[0])
             else:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # `trireme run --nnodes MIN:MAX`: nodes that are lost, that come late and that come back; the others go on without them from the
-# last checkpoint, as long as there are enough. ctest: timeout=400
+# last checkpoint, as long as there are enough. ctest: timeout=800
 . "$SOURCE/tests/process/common"
 cd "$work"
 port=$((20000 + $$ % 10000))
