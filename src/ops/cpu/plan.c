@@ -62,7 +62,7 @@ static bool fuses(const tr_op_call *call, const tr__gemm *p)
  * (80 against 120 GFLOP/s on a Sapphire Rapids), and than our bf16 where there are instructions for it. With matrix units (AMX)
  * ours computes what it fuses, and gradients of the weights of convolutions; all else if TRIREME_ISA names amx. Its results are
  * tested, but nobody has timed it on such a machine: so oneDNN keeps the plain products. (Attention has no rival: its kernel for
- * AMX runs wherever there is AMX, see attention.c.) */
+ * AMX runs wherever there is AMX, for 16 queries and more, see attention.c.) */
 static algorithm choose_gemm(const tr_op_call *call, const tr__gemm *p, bool onednn)
 {
     if (p->a.dtype == TR_F64) return REFERENCE;
