@@ -350,12 +350,13 @@ static void serve(serving *s)
         status = carry_out(s);
         set_running(s->owed.rpc, &run, false);
     }
-    bool ours = status == TR_OK && !s->deferred && !s->owed.kept && tr__block_holds(&s->owed.rpc->links[s->owed.to], &s->result);
+    bool sent = status == TR_OK && !s->deferred && !s->owed.kept; /* a value that is kept here may be moved by its users meanwhile */
+    bool ours = sent && tr__block_holds(&s->owed.rpc->links[s->owed.to], &s->result);
     const void *object = ours ? tr__rpc_value_object(&s->result) : NULL;
     tr__ref(object);
     if (ours) tr_scope_pop();
     bool passes_on = ours && tr__refs(object) == 1;
-    if (status == TR_OK) expect_result((tr__rpc_entry *)s->entry, &s->result, ours);
+    if (sent) expect_result((tr__rpc_entry *)s->entry, &s->result, ours);
     if (s->deferred && status != TR_OK)
         (void)!settle(s->deferred, status, s->result); /* unless it has been answered */
     else if (!s->deferred) /* also what is cancelled: at its caller it takes room until then */
