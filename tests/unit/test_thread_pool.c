@@ -144,13 +144,15 @@ static void workers_take_no_signals_but_those_of_faults(void **state)
         if (status) fclose(status);
         threads += status != NULL;
         blocking += (blocked >> (SIGINT - 1) & 1) && (blocked >> (SIGUSR1 - 1) & 1);
-        for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) deaf += (int)(blocked >> (faults[i] - 1) & 1);
+        bool blocks = false;
+        for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) blocks |= blocked >> (faults[i] - 1) & 1;
+        deaf += blocks;
     }
     closedir(folder);
     tr__pool_free(pool);
     assert_true(threads >= 4);
     assert_true(blocking >= 3);
-    assert_int_equal(deaf, 0);
+    assert_int_equal(deaf, THREADS_SANITIZED); /* the sanitizer's own thread blocks all */
 }
 
 static atomic_bool enough;
