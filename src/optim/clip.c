@@ -238,7 +238,7 @@ tr_status tr_clip_grad_norm_at(tr_optimizer *optimizer, double max_norm, double 
                            : tr__in_backward_refuse(optimizer, "tr_clip_grad_norm",
                                  "the norm is known when parameters have been updated already");
     const char *worst;
-    double total;
+    double total = 0;
     TR__TRY(tr__grad_squares(optimizer, status, &total, &worst));
     total = sqrt(total);
     if (norm) *norm = total;
