@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Starts a thread that takes no signals, which are for the program's threads, but those of faults of its own (SIGSEGV, …): the
- * kernel kills a process that blocks these, and never calls the program's handler. Returns an errno; 0: it runs. */
+/* Starts a thread that blocks all signals, which are for the program's threads, except those of faults (SIGSEGV, …): a fault whose
+ * signal is blocked ends the process without calling its handler. Returns an errno; 0: it runs. */
 int tr__thread_start(pthread_t *thread, void *(*body)(void *arg), void *arg);
 /* A condition whose deadlines are of the clock of tr__now_ns(). */
 void tr__condition_init(pthread_cond_t *condition);

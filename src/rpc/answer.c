@@ -267,7 +267,7 @@ static tr_status find_function(serving *s)
     return tr__fail(TR_NOT_FOUND, "no function of that name is registered there (tr_rpc_register)");
 }
 
-/* A result that had its memory for itself: how large that was, if it is worth to be made where the caller can have it. */
+/* Notes the size of a result that nothing else refers to: the function's next result of that size is allocated in a block. */
 static void expect_result(tr__rpc_entry *entry, const tr_value *result, bool in_block)
 {
     enum { WORTH_IT = 16 << 10 };
@@ -280,7 +280,7 @@ static void expect_result(tr__rpc_entry *entry, const tr_value *result, bool in_
     if (atomic_load(&entry->result_bytes) != bytes) atomic_store(&entry->result_bytes, bytes);
 }
 
-/* Memory of the size that its latest result had is made in blocks for the caller: the next result most often has it, too. */
+/* Memory of the size that the latest result had is allocated in blocks: the next result most often has that size, too. */
 static tr_status call_body(serving *s)
 {
     tr__block_target target = {s->owed.rpc, &s->owed.rpc->links[s->owed.to], tr__forks()};
@@ -335,7 +335,7 @@ uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY])
     return ended;
 }
 
-/* What the function made ends before the answer only where its memory may go with that. */
+/* The function's scope ends before the answer only if the block of its result may be passed on with the answer. */
 static void serve(serving *s)
 {
     TR_SCOPE;
@@ -350,7 +350,8 @@ static void serve(serving *s)
         status = carry_out(s);
         set_running(s->owed.rpc, &run, false);
     }
-    bool sent = status == TR_OK && !s->deferred && !s->owed.kept; /* a value that is kept here may be moved by its users meanwhile */
+    /* A value that is kept here is not looked at: other calls may already write to it. */
+    bool sent = status == TR_OK && !s->deferred && !s->owed.kept;
     bool ours = sent && tr__block_holds(&s->owed.rpc->links[s->owed.to], &s->result);
     const void *object = ours ? tr__rpc_value_object(&s->result) : NULL;
     tr__ref(object);

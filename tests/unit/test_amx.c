@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#define skip_without() (print_message("this needs a compiler that knows AMX, and AMX or AVX512_BF16\n"), skip())
+
 #if defined(__x86_64__) && (__GNUC__ >= 11 || (defined(__clang_major__) && __clang_major__ >= 12))
 
 #define AMX __attribute__((noinline, target("amx-tile,amx-bf16")))
@@ -75,7 +77,7 @@ static uint16_t random_bf16(uint64_t *state)
 static void instructions_do_what_the_manual_says(void **state)
 {
     (void)state;
-    if (!amx_double()) skip();
+    if (!amx_double()) skip_without();
     uint64_t random = 1;
     for (int trial = 0; trial < 500; trial++) {
         int rows = 1 + trial % ROWS, steps = 1 + trial / 3 % STEPS, columns = 1 + trial / 7 % COLUMNS;
@@ -110,7 +112,7 @@ static void instructions_do_what_the_manual_says(void **state)
 static void kernels_release_the_tiles(void **state)
 {
     (void)state;
-    if (!amx_double()) skip();
+    if (!amx_double()) skip_without();
     TR_SCOPE;
     tr_tensor *x = tr_ones(TR_SHAPE(40, 70), .dtype = TR_BF16), *w = tr_ones(TR_SHAPE(50, 70), .dtype = TR_BF16);
     tr_tensor *y = tr_zeros(TR_SHAPE(40, 50), .dtype = TR_BF16);
@@ -141,7 +143,7 @@ static void kernels_stay_within_their_matrices(void **state)
     (void)state;
     static const int64_t sizes[][3] = {{32, 32, 32}, {33, 47, 46}, {16, 48, 64}, {49, 17, 200}, {1, 1, 1}, {63, 31, 45},
         {31, 80, 102}};
-    if (!amx_double()) skip();
+    if (!amx_double()) skip_without();
     for (int variant = 0; variant < 7 * 4; variant++) {
         TR_SCOPE;
         int64_t m = sizes[variant / 4][0], n = sizes[variant / 4][1], k = sizes[variant / 4][2];
@@ -165,19 +167,19 @@ static void kernels_stay_within_their_matrices(void **state)
 static void instructions_do_what_the_manual_says(void **state)
 {
     (void)state;
-    skip();
+    skip_without();
 }
 
 static void kernels_release_the_tiles(void **state)
 {
     (void)state;
-    skip();
+    skip_without();
 }
 
 static void kernels_stay_within_their_matrices(void **state)
 {
     (void)state;
-    skip();
+    skip_without();
 }
 
 #endif
