@@ -30,7 +30,7 @@ until stopped "$pid"; do
     [ $tries -lt 1200 ] || fail "rank 2 does not stop"
     sleep 0.05
 done
-why_says "why-$$" "=> rank 2 \(pid $pid, stopped\) is what ranks 0 and 1 wait for: "
+why_says "why-$$" "rank 0 .*, waits for rank 2$" "rank 1 .*, waits for rank 2$" "=> rank 2 \(pid $pid, stopped\) is what ranks 0 and 1 wait for: "
 for asked in "why-$$" "$job" "$pid"; do
     why "$asked" || fail "exit code $? for job $asked"
     says "^job why-$$ on host "
