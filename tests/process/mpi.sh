@@ -13,42 +13,47 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" # MPI's own
 unset TRIREME_TOKEN RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
 
-launch() { # RANKS PROGRAM ARGUMENT…
+# launch RANKS PROGRAM ARGUMENT…, for $limit seconds at most.
+limit=150
+launch() {
     ranks=$1
     shift
     case $mpi in
-    openmpi) exec mpirun.openmpi --oversubscribe -n "$ranks" "$@" ;;
-    *) exec mpirun.mpich -n "$ranks" "$@" ;;
+    openmpi) exec timeout -k 5 "$limit" mpirun.openmpi --oversubscribe -n "$ranks" "$@" ;;
+    *) exec timeout -k 5 "$limit" mpirun.mpich -n "$ranks" "$@" ;;
     esac
 }
 
-# expect RANKS COUNT PATTERN MODE [BACKEND]: so many lines of the output match. After a timeout ranks do not end well.
+# expect RANKS COUNT PATTERN MODE [BACKEND]: so many lines of the output match. After a timeout ranks end without MPI_Finalize(),
+# and some runs of Open MPI's mpirun then crash, or wait for a lock for ever, in PMIx_server_finalize().
 expect() {
     ranks=$1 count=$2 pattern=$3
     shift 3
-    (launch "$ranks" "$program" "$@") >"$work/out" 2>&1 || case $1 in late | still | vain | dropped) ;; *) false ;; esac || fail "exit code $?: $*"
+    case $1 in
+    late | still | vain | dropped) (limit=60 && launch "$ranks" "$program" "$@") >"$work/out" 2>&1 || : ;;
+    *) (launch "$ranks" "$program" "$@") >"$work/out" 2>&1 || fail "exit code $?: $*" ;;
+    esac
     [ "$(grep -c -e "$pattern" "$work/out")" = "$count" ] || fail "no $count lines with $pattern: -n $ranks $*"
 }
 
-# kill_one BACKEND: a rank is killed, and the job ends with the cause.
+# kill_one BACKEND: a rank is killed, and the others end, with the cause named; mpirun as above.
 kill_one() {
     : >"$work/out" # what the last job wrote must not pass for this one's
-    (launch 3 "$program" forever "$@") >"$work/out" 2>&1 &
+    (limit=60 && launch 3 "$program" forever "$@") >"$work/out" 2>&1 &
     job=$!
-    tries=0
-    until [ "$(grep -c 'is process [0-9]*\.' "$work/out")" = 3 ]; do
-        tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "the ranks did not start"
-        sleep 0.05
-    done
+    wait_for 3 'is process [0-9]*\.'
     victim=$(sed -n 's/.*rank 1 is process \([0-9]*\)\..*/\1/p' "$work/out")
     kill -9 "$victim" || fail "no process to kill"
-    before=$(date +%s)
-    code=0
-    wait "$job" || code=$?
+    for rank in $(sed -n 's/.* is process \([0-9]*\)\..*/\1/p' "$work/out"); do
+        tries=0
+        while grep -q '^State:.[^ZX]' "/proc/$rank/status" 2>/dev/null; do
+            tries=$((tries + 1))
+            [ $tries -lt 1200 ] || fail "process $rank goes on after kill -9 of $victim"
+            sleep 0.05
+        done
+    done
+    ! wait "$job" || fail "exit code 0 after kill -9"
     job=
-    [ $code != 0 ] || fail "exit code 0 after kill -9"
-    [ $(($(date +%s) - before)) -lt 10 ] || fail "the job went on after kill -9"
     grep -q -i -e 'killed' -e "rank 1 (pid $victim) died" "$work/out" || fail "the cause is not named"
 }
 
