@@ -17,9 +17,13 @@ extern "C" {
 /* Samples by index. An object; read-only once made, so several threads may read it at the same time. */
 typedef struct tr_dataset tr_dataset;
 
-/* One sample, without the batch dimension. y is NULL where samples have no target. */
+#define TR_SAMPLE_MORE 6
+
+/* One sample, without the batch dimension. y is NULL where samples have no target, and so is each of more that they do
+ * not have: an attention mask and token types beside ids x and label y, a second image, boxes. */
 typedef struct tr_sample {
     tr_tensor *x, *y;
+    tr_tensor *more[TR_SAMPLE_MORE];
 } tr_sample;
 
 /* The arguments of a program's own sample function. */
@@ -30,8 +34,8 @@ typedef struct tr_sample_call {
     void *user;
 } tr_sample_call;
 
-/* Fills *out with CPU tensors, of the innermost scope or kept by the dataset. Called from several threads at once. A
- * failure reaches the training loop with the sample's index in front of its message. */
+/* Fills *out, which arrives zeroed, with CPU tensors, of the innermost scope or kept by the dataset. Called from several
+ * threads at once. A failure reaches the training loop with the sample's index in front of its message. */
 typedef tr_status (*tr_dataset_get)(const tr_sample_call *call, tr_sample *out);
 
 typedef struct tr_dataset_options {
@@ -43,8 +47,8 @@ typedef struct tr_dataset_options {
     void (*release)(void *user);   /* called when the dataset is destroyed; not when making it failed */
     const char *name;              /* for messages; NULL: "dataset" */
 } tr_dataset_options;
-/* A program's own dataset. The samples of a batch must have the same shape and dtype, unless the loader has a
- * .collate. */
+/* A program's own dataset. The samples of a batch must have the same fields, each of the same shape and dtype, unless the
+ * loader has a .collate. */
 #define tr_dataset_new(...) tr_dataset_new_with(TR__BRACES2(tr_dataset_options, count, get, __VA_ARGS__))
 TR_API tr_dataset *tr_dataset_new_with(const tr_dataset_options *options);
 
@@ -59,8 +63,16 @@ TR_API tr_dataset *tr_dataset_fail(tr_status status, const char *format, ...) TR
 typedef tr_dataset *(*tr_dataset_make)(const void *argument, size_t bytes);
 TR_API tr_dataset *tr_dataset_from(tr_dataset_make make, const void *argument, size_t bytes);
 
-/* Sample i is row i of x and of y, contiguous CPU tensors that it holds; y may be NULL. */
-TR_API tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y);
+typedef struct tr_dataset_tensors_options {
+    size_t size;
+    const char *given;
+    tr_tensor *x, *y;                /* contiguous CPU tensors with a row for each sample, which the dataset holds; y may */
+    tr_tensor *more[TR_SAMPLE_MORE]; /* be NULL, and so may each of .more */
+} tr_dataset_tensors_options;
+/* Sample i is row i of each tensor: tr_dataset_tensors(ids, labels, .more = {mask, types}). */
+#define tr_dataset_tensors(...) \
+    tr_dataset_tensors_with(TR__BRACES2(tr_dataset_tensors_options, x, y, __VA_ARGS__))
+TR_API tr_dataset *tr_dataset_tensors_with(const tr_dataset_tensors_options *options);
 /* Samples [begin, end) of another dataset. */
 TR_API tr_dataset *tr_dataset_slice(tr_dataset *set, int64_t begin, int64_t end);
 /* The samples of another dataset at these indices, in this order. */
@@ -209,7 +221,7 @@ typedef struct tr_loader_options {
     tr_group *group;      /* its ranks divide each epoch by a tr_distributed_sampler(), with the same options on all
                              ranks; tr_loader_new() is then collective; NULL: this process alone */
     tr_sampler *sampler;  /* instead of .shuffle and .group */
-    tr_collate collate;   /* NULL: samples are stacked along a new first dimension */
+    tr_collate collate;   /* NULL: each field of the samples is stacked along a new first dimension */
     void *user;           /* for collate */
     tr_device device;     /* where batches go */
     tr_on_bad on_bad;     /* TR_SKIP: bad samples are replaced */
@@ -220,7 +232,8 @@ typedef struct tr_loader_options {
 TR_API tr_loader *tr_loader_new_with(const tr_loader_options *options);
 
 typedef struct tr_batch {
-    tr_tensor *x, *y;        /* [count, …]; y is NULL when samples have none */
+    tr_tensor *x, *y;        /* [count, …]; y is NULL when samples have none, and so is each of more */
+    tr_tensor *more[TR_SAMPLE_MORE];
     int64_t count;
     int64_t duplicates;      /* so many samples at the end only make ranks even, or replace bad ones: an evaluation
                                 leaves them out */

@@ -197,10 +197,11 @@ typedef struct tr_evaluate_options {
     const char *file;     /* where the call is, for messages: the macro sets both */
     int line;
 } tr_evaluate_options;
-/* Runs net in eval mode and without a graph over a whole epoch of the loader, from its start, and moves y to the
- * outputs' device. Afterwards its modules are in their former modes. Duplicates do not count, so any number of ranks
- * gives the same score, to rounding. A failure on one rank is a failure on all. With a group all ranks call it, with
- * loaders over the same set. The sets are not compared: the score of different sets mixes parts of them. */
+/* Runs net in eval mode and without a graph over a whole epoch of the loader, from its start: net gets the batch's x, and
+ * the loss its y, which is moved to the outputs' device; .more is not used. Afterwards its modules are in their former
+ * modes. Duplicates do not count, so any number of ranks gives the same score, to rounding. A failure on one rank is a
+ * failure on all. With a group all ranks call it, with loaders over the same set. The sets are not compared: the score of
+ * different sets mixes parts of them. */
 #define tr_evaluate(...) tr_evaluate_with(TR__BRACES2(tr_evaluate_options, net, loader, __VA_ARGS__, TR__HERE))
 TR_API TR_MUST_CHECK tr_status tr_evaluate_with(const tr_evaluate_options *options);
 
@@ -289,7 +290,7 @@ typedef struct tr_classifier_trainer_options {
     size_t size;
     const char *given;
     tr_module *model;           /* x: [batch, …] -> logits [batch, classes] */
-    tr_dataset *set;            /* samples with an integer y, the class index */
+    tr_dataset *set;            /* samples with an integer y, the class index. Their .more is not used */
     tr_dataset *validation;     /* NULL: none */
     tr_group *group;            /* NULL: this process alone */
     int64_t global_batch;       /* samples in a step of all ranks together, the same for any number of ranks; default

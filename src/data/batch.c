@@ -19,7 +19,7 @@ enum { MOST_REPLACEMENTS = 100 };
 
 /* Where samples of one layout are put together. */
 typedef struct pile {
-    tr_tensor *rows; /* [count, …]; NULL: samples have no such part */
+    tr_tensor *rows; /* [count, …]; NULL: samples have no such field */
     tr__layout layout;
     size_t bytes; /* of a row */
 } pile;
@@ -28,8 +28,8 @@ typedef struct maker {
     const tr__recipe *recipe;
     tr__batch_result *batch;
     bool unmade;        /* the last failure was a sample's, not the batch's */
-    pile x, y;          /* without a .collate */
-    int64_t first;      /* the index of the sample that set the layout of x and y */
+    pile piles[TR__FIELDS]; /* without a .collate */
+    int64_t first;      /* the index of the sample that set their layout */
     tr_sample *samples; /* [count], for a .collate */
 } maker;
 
@@ -61,26 +61,27 @@ static tr_status get(maker *m, int64_t index, tr_sample *sample)
     return status;
 }
 
-/* Copies one part of a sample to its row; the first sample sets the layout. */
-static tr_status stack_part(const maker *m, const char *part, int64_t at, const tr_tensor *t, const pile *p)
+/* Copies one field of a sample to its row; the first sample sets the layout. */
+static tr_status stack_field(const maker *m, int field, int64_t at, const tr_tensor *t)
 {
+    const pile *p = &m->piles[field];
     if (!t != !p->rows)
-        return tr__fail(TR_INVALID, "it has %s %s, unlike sample %" PRId64 " of the same batch", t ? "a" : "no", part,
-            m->first);
+        return tr__fail(TR_INVALID, "it has %s %s, unlike sample %" PRId64 " of the same batch", t ? "a" : "no",
+            tr__field_name(field), m->first);
     if (!t) return TR_OK;
     if (t->dtype != p->layout.dtype || !tr__shape_equal(t->shape, p->layout.shape))
         return tr__fail(TR_SHAPE,
             "its %s is %s of %s, and that of sample %" PRId64 " of the same batch %s of %s: give the "
             "loader a .collate",
-            part, TR__TEXT(t->shape), tr_dtype_name(t->dtype), m->first, TR__TEXT(p->layout.shape),
+            tr__field_name(field), TR__TEXT(t->shape), tr_dtype_name(t->dtype), m->first, TR__TEXT(p->layout.shape),
             tr_dtype_name(p->layout.dtype));
     return tr_copy_out(t, place(p, at), p->bytes);
 }
 
-static tr_status stack_sample(const maker *m, int64_t at, int64_t index, const tr_sample *sample)
+static tr_status stack_sample(const maker *m, int64_t at, int64_t index, tr_sample *sample)
 {
-    tr_status status = stack_part(m, "x", at, sample->x, &m->x);
-    if (status == TR_OK) status = stack_part(m, "y", at, sample->y, &m->y);
+    tr_status status = TR_OK;
+    for (int f = 0; f < TR__FIELDS && status == TR_OK; f++) status = stack_field(m, f, at, *tr__field(sample, f));
     return status == TR_OK ? TR_OK : tr__sample_failed(m->recipe->set, index, status);
 }
 
@@ -97,8 +98,10 @@ static tr_status stack_first_row(maker *m, int64_t at, int64_t index)
 {
     tr_sample sample;
     TR__TRY(get(m, index, &sample));
-    TR__TRY(pile_up(&m->x, m->recipe, &(tr__layout){sample.x->shape, sample.x->dtype}));
-    if (sample.y) TR__TRY(pile_up(&m->y, m->recipe, &(tr__layout){sample.y->shape, sample.y->dtype}));
+    for (int f = 0; f < TR__FIELDS; f++) {
+        const tr_tensor *t = *tr__field(&sample, f);
+        if (t) TR__TRY(pile_up(&m->piles[f], m->recipe, &(tr__layout){true, t->shape, t->dtype}));
+    }
     m->first = index;
     return stack_sample(m, at, index, &sample);
 }
@@ -111,12 +114,14 @@ static inline tr_status put(maker *m, int64_t at, int64_t index)
     if (atomic_load_explicit(r->stop, memory_order_relaxed)) return tr__fail(TR_CANCELLED, "the batch was given up");
     if (r->begun) atomic_fetch_add_explicit(r->begun, 1, memory_order_relaxed);
     if (r->collate) return get(m, index, &m->samples[at]);
-    if (r->set->laid_out) { /* the dataset writes it in place */
-        tr_status status = r->set->kind->write(r->set, index, place(&m->x, at), place(&m->y, at));
+    if (tr__laid_out(r->set)) { /* the dataset writes it in place */
+        void *places[TR__FIELDS];
+        for (int f = 0; f < TR__FIELDS; f++) places[f] = place(&m->piles[f], at);
+        tr_status status = r->set->kind->write(r->set, index, places);
         m->unmade = status != TR_OK;
         return status == TR_OK ? TR_OK : tr__sample_failed(r->set, index, status);
     }
-    return m->x.rows ? stack_row(m, at, index) : stack_first_row(m, at, index);
+    return m->piles[0].rows ? stack_row(m, at, index) : stack_first_row(m, at, index);
 }
 
 /* ---- All of them ------------------------------------------------------------------------------------------------- */
@@ -176,8 +181,7 @@ static tr_status collate_samples(const tr__recipe *r, tr_sample *samples, tr_sam
     uint64_t before = tr__failures();
     tr_status status = tr__fail_unsaid(r->collate(samples, r->count, r->user, made), before);
     if (status == TR_OK && !made->x) status = tr__fail(TR_INVALID, "it made no x");
-    if (status == TR_OK) status = tr_status_of(made->x);
-    if (status == TR_OK) status = tr_status_of(made->y);
+    for (int f = 0; f < TR__FIELDS && status == TR_OK; f++) status = tr_status_of(*tr__field(made, f));
     if (status == TR_OK) return TR_OK;
     return tr__fail_context(status, "collate of the %" PRId64 " samples from %" PRId64 " of %s on", r->count,
         r->indices[0], r->set->name);
@@ -192,10 +196,10 @@ static tr_status make(maker *m, tr_sample *made)
         TR__TRY(put_all(m));
         return collate_samples(r, m->samples, made);
     }
-    if (r->set->laid_out) TR__TRY(pile_up(&m->x, r, &r->set->x));
-    if (r->set->laid_out && r->set->has_y) TR__TRY(pile_up(&m->y, r, &r->set->y));
+    for (int f = 0; f < TR__FIELDS; f++)
+        if (r->set->fields[f].present) TR__TRY(pile_up(&m->piles[f], r, &r->set->fields[f]));
     TR__TRY(put_all(m));
-    *made = (tr_sample){m->x.rows, m->y.rows};
+    for (int f = 0; f < TR__FIELDS; f++) *tr__field(made, f) = m->piles[f].rows;
     return TR_OK;
 }
 
@@ -211,19 +215,16 @@ static tr_status move(tr_tensor **t, tr_device device)
     return TR_OK;
 }
 
-tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *batch)
+tr_status tr__batch_keep(tr_sample *made, tr_device device, tr_sample *batch)
 {
-    tr_tensor *x = made->x, *y = made->y;
-    TR__TRY(move(&x, device));
-    TR__TRY(move(&y, device));
-    *batch = (tr_sample){tr__ref(x), tr__ref(y)};
+    for (int f = 0; f < TR__FIELDS; f++) TR__TRY(move(tr__field(made, f), device));
+    for (int f = 0; f < TR__FIELDS; f++) *tr__field(batch, f) = tr__ref(*tr__field(made, f));
     return TR_OK;
 }
 
 void tr__batch_drop(tr__batch_result *batch)
 {
-    tr__unref(batch->made.x);
-    tr__unref(batch->made.y);
+    for (int f = 0; f < TR__FIELDS; f++) tr__unref(*tr__field(&batch->made, f));
     free(batch->indices);
     tr__skips_drop(&batch->skips);
     *batch = (tr__batch_result){0};
@@ -234,7 +235,7 @@ tr_status tr__batch_make(const tr__recipe *recipe, tr__batch_result *batch)
     TR_SCOPE;
     *batch = (tr__batch_result){0};
     maker m = {.recipe = recipe, .batch = batch};
-    tr_sample made = {NULL, NULL};
+    tr_sample made = {0};
     tr_status status = make(&m, &made);
     if (status == TR_OK) status = tr__batch_keep(&made, recipe->device, &batch->made);
     free(m.samples);

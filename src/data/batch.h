@@ -35,6 +35,6 @@ typedef struct tr__batch_result {
 tr_status tr__batch_make(const tr__recipe *recipe, tr__batch_result *batch);
 void tr__batch_drop(tr__batch_result *batch);
 /* Moves what was made to a device, where it is not there already, and takes a reference for the caller. */
-tr_status tr__batch_keep(const tr_sample *made, tr_device device, tr_sample *batch);
+tr_status tr__batch_keep(tr_sample *made, tr_device device, tr_sample *batch);
 
 #endif

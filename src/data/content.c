@@ -47,13 +47,12 @@ static void say_values(tr_dataset *set, const char *name, tr__facts *facts)
     char looks[SAMPLE_TEXT] = "";
     int bad = 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        tr_sample sample = {NULL, NULL};
+        tr_sample sample;
         tr_status status = tr_dataset_at(set, numbers[i], &sample); /* a bad one is bad on all ranks */
         tr__content_add(&sum, &status, sizeof status);
         bad += status != TR_OK;
         if (status != TR_OK) continue;
-        add_tensor(&sum, sample.x);
-        add_tensor(&sum, sample.y);
+        for (int f = 0; f < TR__FIELDS; f++) add_tensor(&sum, *tr__field(&sample, f));
         if (!*looks) snprintf(looks, sizeof looks, " of %s %s", tr_dtype_name(sample.x->dtype), TR__TEXT(sample.x->shape));
     }
     tr__facts_say(facts, name, "CRC-32C %08" PRIx32 " of samples 0, %" PRId64 " and %" PRId64 "%s (%d cannot be made)",
@@ -69,7 +68,8 @@ void tr__dataset_say(tr_dataset *set, const char *name, bool values, tr__facts *
     tr__content content = {0};
     tr__dataset_sum(set, &content);
     char looks[SAMPLE_TEXT] = "", under[64];
-    if (set->laid_out) snprintf(looks, sizeof looks, " of %s %s", tr_dtype_name(set->x.dtype), TR__TEXT(set->x.shape));
+    const tr__layout *x = &set->fields[0];
+    if (x->present) snprintf(looks, sizeof looks, " of %s %s", tr_dtype_name(x->dtype), TR__TEXT(x->shape));
     tr__facts_say(facts, name, "%" PRId64 " samples%s (CRC-32C %08" PRIx32 "%s)", set->count, looks, content.crc32c,
         content.sampled ? " of a sample" : "");
     snprintf(under, sizeof under, "%s.samples", name);

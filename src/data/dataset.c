@@ -59,29 +59,42 @@ tr_status tr__sample_failed(const tr_dataset *set, int64_t index, tr_status stat
     return tr__fail_context(status, "sample %" PRId64 " of %s", index, set->name);
 }
 
+const char *tr__field_name(int field)
+{
+    static const char *const names[TR__FIELDS] = {"x", "y", "more[0]", "more[1]", "more[2]", "more[3]", "more[4]", "more[5]"};
+    return names[field];
+}
+
 static tr_status write_sample(tr_dataset *set, int64_t index, tr_sample *out)
 {
-    tr_tensor *x = tr__tensor_new(set->x.shape, set->x.dtype, tr_cpu(0)), *y = NULL;
-    TR__TRY(tr_status_of(x));
-    if (set->has_y) y = tr__tensor_new(set->y.shape, set->y.dtype, tr_cpu(0));
-    TR__TRY(tr_status_of(y));
-    TR__TRY(set->kind->write(set, index, tr__ptr(x), y ? tr__ptr(y) : NULL));
-    *out = (tr_sample){x, y};
-    return TR_OK;
+    void *places[TR__FIELDS] = {NULL};
+    for (int f = 0; f < TR__FIELDS; f++) {
+        const tr__layout *layout = &set->fields[f];
+        if (!layout->present) continue;
+        tr_tensor *t = *tr__field(out, f) = tr__tensor_new(layout->shape, layout->dtype, tr_cpu(0));
+        TR__TRY(tr_status_of(t));
+        places[f] = tr__ptr(t);
+    }
+    return set->kind->write(set, index, places);
 }
 
 static tr_status get_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
 {
     TR__TRY(set->kind->get(set, index, seed, out));
     if (!out->x) return tr__fail(TR_INVALID, "it has no x");
-    TR__TRY(tr_status_of(out->x));
-    return tr_status_of(out->y);
+    for (int f = 0; f < TR__FIELDS; f++) TR__TRY(tr_status_of(*tr__field(out, f)));
+    return TR_OK;
+}
+
+static tr_status make_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+{
+    *out = (tr_sample){0};
+    return tr__laid_out(set) ? write_sample(set, index, out) : get_sample(set, index, seed, out);
 }
 
 tr_status tr__dataset_sample(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
 {
-    *out = (tr_sample){NULL, NULL};
-    tr_status status = set->laid_out ? write_sample(set, index, out) : get_sample(set, index, seed, out);
+    tr_status status = make_sample(set, index, seed, out);
     return status == TR_OK ? TR_OK : tr__sample_failed(set, index, status);
 }
 
@@ -161,40 +174,31 @@ tr_dataset *tr_dataset_new_with(const tr_dataset_options *options)
 /* ---- Rows of tensors --------------------------------------------------------------------------------------------- */
 
 typedef struct tensors {
-    tr_tensor *x, *y; /* references */
+    tr_tensor *rows[TR__FIELDS]; /* references */
 } tensors;
 
-static void copy_row(void *to, const tr_tensor *rows, const tr__layout *layout, int64_t index)
-{
-    size_t bytes = tr__layout_bytes(layout);
-    memcpy(to, (const char *)tr__ptr(rows) + (size_t)index * bytes, bytes);
-}
-
-static tr_status tensors_write(tr_dataset *set, int64_t index, void *x, void *y)
+static tr_status tensors_write(tr_dataset *set, int64_t index, void *const places[TR__FIELDS])
 {
     const tensors *t = tr__dataset_state(set);
-    copy_row(x, t->x, &set->x, index);
-    if (y) copy_row(y, t->y, &set->y, index);
+    for (int f = 0; f < TR__FIELDS; f++) {
+        if (!places[f]) continue;
+        size_t bytes = tr__layout_bytes(&set->fields[f]);
+        memcpy(places[f], (const char *)tr__ptr(t->rows[f]) + (size_t)index * bytes, bytes);
+    }
     return TR_OK;
 }
 
 static void tensors_destroy(tr_dataset *set)
 {
     const tensors *t = tr__dataset_state(set);
-    tr__unref(t->x);
-    tr__unref(t->y);
-}
-
-static void add_rows(tr__content *content, const tr_tensor *rows)
-{
-    if (rows) tr__content_add(content, tr__ptr(rows), (size_t)tr__numel(rows->shape) * tr_dtype_size(rows->dtype));
+    for (int f = 0; f < TR__FIELDS; f++) tr__unref(t->rows[f]);
 }
 
 static void tensors_sum(tr_dataset *set, tr__content *content)
 {
     const tensors *t = tr__dataset_state(set);
-    add_rows(content, t->x);
-    add_rows(content, t->y);
+    for (int f = 0; f < TR__FIELDS; f++)
+        if (t->rows[f]) tr__content_add(content, tr__ptr(t->rows[f]), (size_t)set->count * tr__layout_bytes(&set->fields[f]));
 }
 
 static const tr__dataset_kind tensors_kind = {.write = tensors_write, .destroy = tensors_destroy, .sum = tensors_sum};
@@ -205,34 +209,37 @@ static tr_status take_rows(const char *which, const tr_tensor *rows, tr__layout 
     if (tr__device_of(rows).kind != TR_CPU || !tr_is_contiguous(rows) || rows->shape.ndim == 0)
         return tr__fail(TR_INVALID, "dataset_tensors: %s %s must be a contiguous CPU tensor with a row per sample",
             which, TR__TEXT(rows->shape));
+    layout->present = true;
     layout->dtype = rows->dtype;
     layout->shape.ndim = rows->shape.ndim - 1;
     memcpy(layout->shape.dim, rows->shape.dim + 1, sizeof(int64_t) * (size_t)layout->shape.ndim);
     return TR_OK;
 }
 
-static tr_status tensors_fill(tr_dataset *set, tr_tensor *x, tr_tensor *y)
+static tr_status tensors_fill(tr_dataset *set, const tr_dataset_tensors_options *o)
 {
     tensors *t = tr__dataset_state(set);
-    if (!x) return tr__fail(TR_INVALID, "dataset_tensors: x is NULL");
-    TR__TRY(take_rows("x", x, &set->x));
-    if (y) TR__TRY(take_rows("y", y, &set->y));
-    if (y && y->shape.dim[0] != x->shape.dim[0])
-        return tr__fail(TR_SHAPE, "dataset_tensors: x %s and y %s have different numbers of rows", TR__TEXT(x->shape),
-            TR__TEXT(y->shape));
-    t->x = tr__ref(x);
-    t->y = tr__ref(y);
-    set->count = x->shape.dim[0];
-    set->has_y = y != NULL;
-    set->laid_out = true;
+    tr_sample all = {.x = o->x, .y = o->y};
+    memcpy(all.more, o->more, sizeof all.more);
+    if (!all.x) return tr__fail(TR_INVALID, "dataset_tensors: x is NULL");
+    for (int f = 0; f < TR__FIELDS; f++) {
+        tr_tensor *rows = *tr__field(&all, f);
+        if (!rows) continue;
+        TR__TRY(take_rows(tr__field_name(f), rows, &set->fields[f]));
+        if (rows->shape.dim[0] != all.x->shape.dim[0])
+            return tr__fail(TR_SHAPE, "dataset_tensors: x %s and %s %s have different numbers of rows", TR__TEXT(all.x->shape),
+                tr__field_name(f), TR__TEXT(rows->shape));
+        t->rows[f] = tr__ref(rows);
+    }
+    set->count = all.x->shape.dim[0];
     return TR_OK;
 }
 
-tr_dataset *tr_dataset_tensors(tr_tensor *x, tr_tensor *y)
+tr_dataset *tr_dataset_tensors_with(const tr_dataset_tensors_options *options)
 {
     tr_dataset *set = tr__dataset_new(&tensors_kind, "tensors", sizeof(tensors));
     if (tr__error_of(set)) return set;
-    if (tensors_fill(set, x, y) != TR_OK) tr__object_break(set);
+    if (tensors_fill(set, options) != TR_OK) tr__object_break(set);
     return set;
 }
 
@@ -255,10 +262,10 @@ static tr_status selection_get(tr_dataset *set, int64_t index, uint64_t seed, tr
     return s->base->kind->get(s->base, place_of(s, index), seed, out);
 }
 
-static tr_status selection_write(tr_dataset *set, int64_t index, void *x, void *y)
+static tr_status selection_write(tr_dataset *set, int64_t index, void *const places[TR__FIELDS])
 {
     const selection *s = tr__dataset_state(set);
-    return s->base->kind->write(s->base, place_of(s, index), x, y);
+    return s->base->kind->write(s->base, place_of(s, index), places);
 }
 
 static void selection_destroy(tr_dataset *set)
@@ -295,10 +302,7 @@ static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place,
 static tr_status select_from(const char *what, tr_dataset *set, tr_dataset *base)
 {
     TR__TRY(stand_on(what, set, &((selection *)tr__dataset_state(set))->base, base));
-    set->laid_out = base->laid_out;
-    set->has_y = base->has_y;
-    set->x = base->x;
-    set->y = base->y;
+    memcpy(set->fields, base->fields, sizeof set->fields);
     return TR_OK;
 }
 
@@ -384,7 +388,7 @@ static tr_status split(const tr_dataset_split_options *o)
     TR__TRY(tr_status_of(o->set));
     tr_sampler *sampler = tr_distributed_sampler(o->set->count, .seed = o->seed);
     int64_t *indices = malloc((size_t)(o->set->count + 1) * sizeof *indices), begin = 0;
-    int64_t *lengths = malloc((size_t)o->count * sizeof *lengths);
+    int64_t *lengths = calloc((size_t)o->count, sizeof *lengths);
     tr_status status = indices && lengths ? part_lengths(o, lengths)
         : tr__fail(TR_NO_MEMORY, "dataset_split: no memory for %" PRId64 " numbers", o->set->count);
     if (status == TR_OK) status = tr_sampler_indices(sampler, indices);
@@ -418,7 +422,7 @@ typedef struct map {
 static tr_status map_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
 {
     const map *m = tr__dataset_state(set);
-    TR__TRY(m->base->laid_out ? write_sample(m->base, index, out) : get_sample(m->base, index, seed, out));
+    TR__TRY(make_sample(m->base, index, seed, out));
     uint64_t before = tr__failures();
     return tr__fail_unsaid(m->function(&(tr_sample_call){.index = index, .seed = seed, .user = m->user}, out), before);
 }

@@ -11,8 +11,18 @@
 
 #include <string.h>
 
-/* What x or y of every sample looks like. */
+/* Of a sample, and of a batch: x, y, more[0], … */
+enum { TR__FIELDS = 2 + TR_SAMPLE_MORE };
+static inline tr_tensor **tr__field(tr_sample *sample, int field)
+{
+    return field == 0 ? &sample->x : field == 1 ? &sample->y : &sample->more[field - 2];
+}
+/* "x", "y", "more[0]", …, for messages. */
+const char *tr__field_name(int field);
+
+/* What a field of every sample looks like. */
 typedef struct tr__layout {
+    bool present; /* otherwise samples do not have it */
     tr_shape shape;
     tr_dtype dtype;
 } tr__layout;
@@ -22,7 +32,7 @@ struct tr__content;
 /* get or write, and perhaps destroy, which releases what the state holds. */
 typedef struct tr__dataset_kind {
     tr_status (*get)(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
-    tr_status (*write)(tr_dataset *set, int64_t index, void *x, void *y); /* y: NULL when samples have none */
+    tr_status (*write)(tr_dataset *set, int64_t index, void *const places[TR__FIELDS]); /* NULL: samples have no such field */
     void (*destroy)(tr_dataset *set);
     void (*sum)(tr_dataset *set, struct tr__content *content); /* adds the data that the samples are made of; NULL: a
                                                                   function makes them */
@@ -41,9 +51,7 @@ struct tr_dataset {
     const tr__dataset_kind *kind;
     const char *name; /* for messages; whoever holds it lives as long as the set */
     int64_t count;
-    bool laid_out;    /* as x and y say: then write() is there, otherwise get() */
-    bool has_y;
-    tr__layout x, y;
+    tr__layout fields[TR__FIELDS]; /* where x is present, of all samples: then write() is there, otherwise get() */
     const tr__source *source; /* NULL: only this process has it */
     int64_t source_begin;     /* its samples are [source_begin, source_begin + count) of what source makes */
     bool owns_source;
@@ -69,6 +77,7 @@ void tr__dataset_set_folder(tr_dataset *set, tr_dataset_make make, const void *o
         return function(&options);                                           \
     }
 
+static inline bool tr__laid_out(const tr_dataset *set) { return set->fields[0].present; }
 static inline size_t tr__layout_bytes(const tr__layout *layout)
 {
     return (size_t)tr__numel(layout->shape) * tr_dtype_size(layout->dtype);

@@ -396,6 +396,7 @@ tr_status tr_loader_next(tr_loader *loader, tr_batch *batch)
     const tr__batch_result *b = &l->current;
     *batch = (tr_batch){.x = b->made.x, .y = b->made.y, .count = samples_in(l, number), .duplicates = b->duplicates,
         .indices = b->indices ? b->indices : l->indices + number * l->batch};
+    memcpy(batch->more, b->made.more, sizeof batch->more);
     return TR_OK;
 }
 

@@ -54,8 +54,8 @@ static tr_status make_memory(tr__remote *r, const tr__recipe *recipe, int64_t mo
 {
     const tr_dataset *set = recipe->set;
     size_t bytes = tr__remote_data_at(most);
-    if (set->laid_out && !recipe->collate)
-        bytes += (size_t)most * (tr__layout_bytes(&set->x) + (set->has_y ? tr__layout_bytes(&set->y) : 0)) + 64;
+    for (int f = 0; f < TR__FIELDS && !recipe->collate; f++)
+        if (set->fields[f].present) bytes = tr__remote_behind(bytes, (size_t)most * tr__layout_bytes(&set->fields[f]));
     r->memory_fd = memfd_create("trireme-loader", MFD_CLOEXEC);
     if (r->memory_fd < 0) return tr__fail_errno(TR_IO, errno, "cannot make a memfd (see ulimit -n)");
     if (fallocate(r->memory_fd, 0, 0, (off_t)bytes) != 0)
@@ -184,15 +184,13 @@ static tr_status receive(const tr__remote *r, int wake, tr__remote_answer *answe
 
 static tr_status take_part(const tr__remote *r, const tr__remote_part *part, tr_device device, tr_tensor **out)
 {
-    if (part->absent) return TR_OK;
-    if (part->at > r->bytes || part->bytes > r->bytes - part->at)
-        return tr__fail(TR_INTERNAL, "a worker process says that its batch lies outside of its memory");
+    if (!part->layout.present) return TR_OK;
     tr_tensor *t = tr__tensor_new(part->layout.shape, part->layout.dtype, device.kind == TR_CPU ? device : tr_cpu(0));
     TR__TRY(tr_status_of(t));
-    if (tr__layout_bytes(&part->layout) != part->bytes)
-        return tr__fail(TR_INTERNAL, "a worker process gives %zu bytes for %s", part->bytes,
-            TR__TEXT(part->layout.shape));
-    memcpy(tr__ptr(t), r->memory + part->at, part->bytes);
+    size_t bytes = tr__layout_bytes(&part->layout);
+    if (part->at > r->bytes || bytes > r->bytes - part->at)
+        return tr__fail(TR_INTERNAL, "a worker process says that its batch lies outside of its memory");
+    memcpy(tr__ptr(t), r->memory + part->at, bytes);
     *out = t;
     return TR_OK;
 }
@@ -216,12 +214,11 @@ static tr_status take_skips(const tr__remote *r, const tr__remote_answer *answer
 static tr_status take(tr__remote *r, const tr__remote_answer *answer, const tr__recipe *recipe, tr__batch_result *batch)
 {
     TR_SCOPE;
-    tr_sample taken = {NULL, NULL};
+    tr_sample taken = {0};
     TR__TRY(tr__remote_map(r->memory_fd, &r->memory, &r->bytes));
     TR__TRY(take_skips(r, answer, recipe, batch));
     if (answer->status != TR_OK) return tr__fail(answer->status, "%s", answer->message);
-    TR__TRY(take_part(r, &answer->x, recipe->device, &taken.x));
-    TR__TRY(take_part(r, &answer->y, recipe->device, &taken.y));
+    for (int f = 0; f < TR__FIELDS; f++) TR__TRY(take_part(r, &answer->parts[f], recipe->device, tr__field(&taken, f)));
     return tr__batch_keep(&taken, recipe->device, &batch->made);
 }
 

@@ -50,32 +50,32 @@ static tr_status reserve(server *s, size_t bytes)
     return tr__remote_map(s->memory_fd, &s->memory, &s->bytes);
 }
 
-static void describe(const tr_tensor *t, size_t at, tr__remote_part *part)
+static tr_status put(server *s, tr__batch_result *batch, tr__remote_answer *answer)
 {
-    *part = (tr__remote_part){.absent = t == NULL, .at = at};
-    if (!t) return;
-    part->layout = (tr__layout){t->shape, t->dtype};
-    part->bytes = tr__layout_bytes(&part->layout);
-}
-
-static tr_status put(server *s, const tr__batch_result *batch, tr__remote_answer *answer)
-{
-    const tr_tensor *x = batch->made.x, *y = batch->made.y;
-    describe(x, tr__remote_data_at(s->job->most), &answer->x);
-    describe(y, (answer->x.at + answer->x.bytes + 63) / 64 * 64, &answer->y);
-    TR__TRY(reserve(s, answer->y.at + answer->y.bytes));
+    size_t end = tr__remote_data_at(s->job->most);
+    for (int f = 0; f < TR__FIELDS; f++) {
+        const tr_tensor *t = *tr__field(&batch->made, f);
+        if (!t) continue;
+        answer->parts[f] = (tr__remote_part){{true, t->shape, t->dtype}, end};
+        end = tr__remote_behind(end, tr__layout_bytes(&answer->parts[f].layout));
+    }
+    TR__TRY(reserve(s, end));
+    answer->skips_at = end;
     answer->duplicates = batch->duplicates;
     answer->other_samples = batch->indices != NULL;
     if (batch->indices) memcpy(s->memory, batch->indices, (size_t)s->recipe.count * sizeof *batch->indices);
-    TR__TRY(tr_copy_out(x, s->memory + answer->x.at, answer->x.bytes));
-    return y ? tr_copy_out(y, s->memory + answer->y.at, answer->y.bytes) : TR_OK;
+    for (int f = 0; f < TR__FIELDS; f++) {
+        const tr__remote_part *part = &answer->parts[f];
+        if (part->layout.present)
+            TR__TRY(tr_copy_out(*tr__field(&batch->made, f), s->memory + part->at, tr__layout_bytes(&part->layout)));
+    }
+    return TR_OK;
 }
 
-/* Behind the batch, or, when that failed, where it would begin. */
+/* Behind the batch, or, when that failed, where it begins. */
 static tr_status put_skips(server *s, const tr__skips *skips, tr__remote_answer *answer)
 {
     if (!skips->bytes) return TR_OK;
-    answer->skips_at = answer->status == TR_OK ? answer->y.at + answer->y.bytes : tr__remote_data_at(s->job->most);
     TR__TRY(reserve(s, answer->skips_at + skips->bytes));
     answer->skips_bytes = skips->bytes;
     memcpy(s->memory + answer->skips_at, skips->records, skips->bytes);
@@ -109,7 +109,7 @@ static tr_status serve(server *s)
         ssize_t n = recv(s->socket, &request, sizeof request, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n != sizeof request) return TR_OK; /* the loader has gone */
-        tr__remote_answer answer = {.status = TR_OK};
+        tr__remote_answer answer = {.status = TR_OK, .skips_at = tr__remote_data_at(s->job->most)};
         answer_one(s, &request, &answer);
         if (send(s->socket, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer) return TR_OK;
     }

@@ -25,27 +25,27 @@ typedef struct tr__remote_request {
     int64_t count, once;
 } tr__remote_request;
 
-/* One tensor of the batch, row-major; bytes is 0 and absent true when there is none. */
+/* One field of the batch, row-major. */
 typedef struct tr__remote_part {
-    bool absent;
     tr__layout layout; /* the batch's, with the batch dimension */
-    size_t at, bytes;
+    size_t at;
 } tr__remote_part;
 
 typedef struct tr__remote_answer {
     tr_status status;
-    tr__remote_part x, y;
+    tr__remote_part parts[TR__FIELDS];
     bool other_samples;   /* the batch holds others than asked for: their numbers stand where those stood */
     int64_t duplicates;
     size_t skips_at, skips_bytes; /* records of tr__skips, also of a batch that failed */
     char message[1024];
 } tr__remote_answer;
 
-/* Where the batch begins. */
+/* Where the batch begins, and where the field behind one does. */
 static inline size_t tr__remote_data_at(int64_t most)
 {
     return ((size_t)most * sizeof(int64_t) + 4095) / 4096 * 4096;
 }
+static inline size_t tr__remote_behind(size_t at, size_t bytes) { return (at + bytes + 63) / 64 * 64; }
 
 /* Maps all of the memory for batches, anew where it has grown. On failure *memory is NULL and *bytes 0. */
 tr_status tr__remote_map(int fd, char **memory, size_t *bytes);

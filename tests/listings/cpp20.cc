@@ -46,6 +46,9 @@ int main()
 
     double first = 0, last = 0;
     tr_tensor *x = tr_randn(3, TR_SHAPE(6, 4)), *y = tr_zeros(TR_SHAPE(6), .dtype = TR_I64);
+    tr_sample sample;
+    TR_CHECK(tr_dataset_at(tr_dataset_tensors(x, y, .more = {y, nullptr, x}), 5, &sample));
+    if (sample.more[1] || tr_numel(sample.more[2]) != 4) return 1;
     for (int step = 0; step < 20; step++) {
         TR_SCOPE;
         tr_tensor *loss = tr_cross_entropy(tr_forward(net, x), y);

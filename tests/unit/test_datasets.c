@@ -47,6 +47,56 @@ static void test_rows_of_tensors(void **state)
     assert_memory_equal(tr_data(s.x), x + 4, 2 * sizeof(float));
 }
 
+static tr_status swap_fields(const tr_sample_call *call, tr_sample *sample)
+{
+    sample->more[5] = sample->more[0];
+    sample->more[0] = call->index == 3 ? tr_add(sample->more[1], tr_zeros(TR_SHAPE(9), .dtype = TR_F64)) : NULL;
+    return TR_OK;
+}
+
+/* more[0]: i32 [2], i and -i; more[1]: f64 [1, 3], i / 2 each */
+static void expect_more(const tr_sample *s, int64_t i)
+{
+    assert_int_equal(tr_item(s->x), i);
+    assert_null(s->y);
+    for (int f = 2; f < TR_SAMPLE_MORE; f++) assert_null(s->more[f]);
+    assert_true(tr_ndim(s->more[0]) == 1 && tr_dtype_of(s->more[0]) == TR_I32);
+    assert_memory_equal(tr_data(s->more[0]), ((int32_t[]){(int32_t)i, -(int32_t)i}), 8);
+    assert_true(tr_ndim(s->more[1]) == 2 && tr_dtype_of(s->more[1]) == TR_F64);
+    assert_memory_equal(tr_data(s->more[1]), ((double[]){(double)i / 2, (double)i / 2, (double)i / 2}), 24);
+}
+
+static void test_samples_of_more_than_two_tensors(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_tensor *x = tr_arange(10, TR_I64, tr_cpu(0)), *column = tr_reshape(tr_arange(10, TR_I32, tr_cpu(0)), TR_SHAPE(10, 1));
+    tr_tensor *pairs = tr_cat((tr_tensor *[]){column, tr_neg(column)}, 2, 1);
+    tr_tensor *half = tr_reshape(tr_affine(tr_cast(x, TR_F64), 0.5, 0), TR_SHAPE(10, 1, 1));
+    tr_tensor *halves = tr_contiguous(tr_expand(half, TR_SHAPE(10, 1, 3)));
+    tr_dataset *set = tr_dataset_tensors(x, NULL, .more = {pairs, halves}), *parts[2];
+    tr_sample s;
+    TR_CHECK(tr_dataset_at(set, 7, &s));
+    expect_more(&s, 7);
+    TR_CHECK(tr_dataset_at(tr_dataset_slice(set, 2, 9), 3, &s));
+    expect_more(&s, 5);
+    TR_CHECK(tr_dataset_at(tr_dataset_subset(set, (const int64_t[]){8, 1}, 2), 1, &s));
+    expect_more(&s, 1);
+    TR_CHECK(tr_dataset_split(set, ((double[]){4, 6}), 2, parts));
+    TR_CHECK(tr_dataset_at(parts[1], 5, &s));
+    expect_more(&s, (int64_t)tr_item(s.x));
+    tr_dataset *map = tr_dataset_map(set, swap_fields, NULL);
+    TR_CHECK(tr_dataset_at(map, 6, &s));
+    assert_null(s.more[0]);
+    assert_int_equal(((int32_t *)tr_data(s.more[5]))[1], -6);
+    assert_failed(tr_dataset_at(map, 3, &s), TR_SHAPE, "sample 3 of tensors: add");
+    assert_true(tr_dataset_hash(set) != tr_dataset_hash(tr_dataset_tensors(x, NULL, .more = {pairs})));
+    assert_failed(tr_status_of(tr_dataset_tensors(x, x, .more = {NULL, tr_zeros(TR_SHAPE(4))})), TR_SHAPE,
+        "x [10] and more[1] [4]");
+    assert_failed(tr_status_of(tr_dataset_tensors(x, NULL, .more = {pairs, tr_transpose(pairs, 0, 1)})), TR_INVALID,
+        "dataset_tensors: more[1] [2, 10] must be a contiguous CPU tensor");
+}
+
 static void test_what_are_no_rows(void **state)
 {
     (void)state;
@@ -452,6 +502,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_of_tensors),
+        cmocka_unit_test(test_samples_of_more_than_two_tensors),
         cmocka_unit_test(test_what_are_no_rows),
         cmocka_unit_test(test_a_slice),
         cmocka_unit_test(test_slices_of_other_lengths_are_told_apart),

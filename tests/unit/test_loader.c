@@ -386,6 +386,67 @@ static void test_errors_name_the_sample(void **state)
     }
 }
 
+/* x and y as those of numbers(), more[0]: f64 [2, 2] with i, more[2]: whether i is odd. Some are unlike the others. */
+static tr_status get_more(const tr_sample_call *call, tr_sample *out)
+{
+    TR_CHECK(get_number(call, out));
+    out->more[0] = tr_full((double)call->index, call->index == 26 ? TR_SHAPE(2, 3) : TR_SHAPE(2, 2), .dtype = TR_F64);
+    if (call->index != 33) out->more[2] = tr_scalar((double)(call->index % 2), TR_BOOL);
+    if (call->index == 41) out->more[1] = tr_scalar(0, TR_F32);
+    if (call->index == 52) out->more[5] = tr_matmul(out->x, tr_zeros(TR_SHAPE(5)));
+    return TR_OK;
+}
+
+static void check_more(const tr_batch *b, tr_device device)
+{
+    check_batch(b);
+    for (int f = 0; f < TR_SAMPLE_MORE; f++) {
+        if (f != 0 && f != 2) assert_null(b->more[f]);
+        else assert_true(b->more[f] && tr_device_equal(tr_device_of(b->more[f]), device));
+    }
+    assert_true(tr_ndim(b->more[0]) == 3 && tr_size(b->more[0], 0) == b->count && tr_ndim(b->more[2]) == 1);
+    for (int64_t i = 0; i < b->count; i++) {
+        assert_true(((double *)tr_data(b->more[0]))[4 * i + 3] == (double)b->indices[i]);
+        assert_int_equal(((uint8_t *)tr_data(b->more[2]))[i], b->indices[i] % 2);
+    }
+}
+
+static void test_batches_of_more_than_two_tensors(void **state)
+{
+    (void)state;
+    for (int workers = 0; workers < 3; workers++) {
+        TR_SCOPE;
+        tr_dataset *set = tr_dataset_new(60, get_more, .name = "sentences");
+        tr_loader *loader = tr_loader_new(set, .batch = 10, .workers = workers, .device = tr_cpu(1));
+        tr_batch b;
+        for (int i = 0; i < 2; i++) {
+            TR_CHECK(tr_loader_next(loader, &b));
+            check_more(&b, tr_cpu(1));
+        }
+        assert_failed(tr_loader_next(loader, &b), TR_SHAPE, "loader: sample 26 of sentences: its more[0] is [2, 3] of f64, and "
+            "that of sample 20 of the same batch [2, 2] of f64: give the loader a .collate");
+        assert_null(b.more[0]);
+        assert_failed(tr_loader_next(loader, &b), TR_INVALID, "sample 33 of sentences: it has no more[2], unlike sample 30");
+        assert_failed(tr_loader_next(loader, &b), TR_INVALID, "sample 41 of sentences: it has a more[1], unlike sample 40");
+        assert_failed(tr_loader_next(loader, &b), TR_SHAPE, "sample 52 of sentences: matmul");
+        assert_int_equal(tr_loader_next(loader, &b), TR_END);
+
+        /* The same rows as tensors, which are written in place. */
+        tr_tensor *numbers = tr_arange(20, TR_F64, tr_cpu(0)), *halves = tr_from(((float[20][2]){{0}})[0], TR_SHAPE(20, 2));
+        for (int i = 0; i < 40; i++) ((float *)tr_data(halves))[i] = (float)(i - i % 2) / 2 + (float)(i % 2) / 2;
+        tr_tensor *odd = tr_zeros(TR_SHAPE(20), .dtype = TR_BOOL);
+        for (int i = 1; i < 20; i += 2) ((uint8_t *)tr_data(odd))[i] = 1;
+        tr_tensor *fours = tr_contiguous(tr_expand(tr_reshape(numbers, TR_SHAPE(20, 1, 1)), TR_SHAPE(20, 2, 2)));
+        set = tr_dataset_tensors(halves, tr_cast(tr_affine(numbers, 10, 0), TR_I64), .more = {fours, NULL, odd});
+        loader = tr_loader_new(set, .batch = 7, .workers = workers, .shuffle = true);
+        for (int i = 0; i < 3; i++) {
+            TR_CHECK(tr_loader_next(loader, &b));
+            check_more(&b, tr_cpu(0));
+        }
+        assert_int_equal(tr_loader_next(loader, &b), TR_END);
+    }
+}
+
 static tr_status get_of_eight_dimensions(const tr_sample_call *call, tr_sample *out)
 {
     (void)call;
@@ -474,6 +535,29 @@ static void test_collate(void **state)
     }
 }
 
+/* Gets all fields, and makes one of them. */
+static tr_status last_numbers(const tr_sample *samples, int64_t count, void *user, tr_sample *batch)
+{
+    double *numbers = tr_data(batch->more[4] = tr_empty(TR_SHAPE(count), .dtype = TR_F64));
+    for (int64_t i = 0; i < count; i++) numbers[i] = tr_item(tr_select(tr_select(samples[i].more[0], 0, 1), 0, 1));
+    batch->x = tr_scalar(0, TR_F32);
+    if (user) batch->more[3] = tr_matmul(batch->x, batch->x);
+    return TR_OK;
+}
+
+static void test_collate_of_more_than_two_tensors(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    tr_batch b;
+    tr_dataset *set = tr_dataset_new(10, get_more);
+    TR_CHECK(tr_loader_next(tr_loader_new(set, .batch = 10, .collate = last_numbers, .device = tr_cpu(1)), &b));
+    for (int i = 0; i < 10; i++) assert_true(((double *)tr_data(b.more[4]))[i] == i);
+    assert_true(tr_device_equal(tr_device_of(b.more[4]), tr_cpu(1)) && !b.more[0] && !b.y);
+    assert_failed(tr_loader_next(tr_loader_new(set, .collate = last_numbers, .user = set), &b), TR_SHAPE,
+        "collate of the 10 samples from 0 of dataset on: matmul");
+}
+
 static void test_random_numbers_are_the_samples(void **state)
 {
     (void)state;
@@ -525,8 +609,10 @@ int main(void)
         cmocka_unit_test(test_a_batch_is_given_up),
         cmocka_unit_test(test_prefetch_is_bounded),
         cmocka_unit_test(test_errors_name_the_sample),
+        cmocka_unit_test(test_batches_of_more_than_two_tensors),
         cmocka_unit_test(test_what_is_no_loader),
         cmocka_unit_test(test_collate),
+        cmocka_unit_test(test_collate_of_more_than_two_tensors),
         cmocka_unit_test(test_random_numbers_are_the_samples),
         cmocka_unit_test(test_batches_go_to_their_device),
     };

@@ -155,6 +155,73 @@ static void test_batches_of_any_size(void **state)
     assert_int_equal(tr_loader_next(loader, &b), TR_END);
 }
 
+/* Sample i: x: i, more[1]: three bytes of i, more[5]: the process that made it. Every tenth is bad. */
+static tr_status get_more(const tr_sample_call *call, tr_sample *out)
+{
+    if (call->index % 10 == 9) return tr_fail(TR_FORMAT, "nine");
+    out->x = tr_scalar((double)call->index, TR_F32);
+    out->more[1] = tr_full((double)call->index, TR_SHAPE(3), .dtype = TR_U8);
+    out->more[5] = tr_scalar(getpid(), TR_I64);
+    return TR_OK;
+}
+
+static tr_dataset *make_more(const void *argument, size_t bytes)
+{
+    (void)argument;
+    return bytes ? NULL : tr_dataset_new(40, get_more, .name = "more");
+}
+
+static tr_dataset *make_rows(const void *argument, size_t bytes)
+{
+    (void)argument, (void)bytes;
+    tr_tensor *x = tr_arange(40, TR_F32, tr_cpu(0)), *bytes3 = tr_empty(TR_SHAPE(40, 3), .dtype = TR_U8);
+    for (int i = 0; i < 120; i++) ((uint8_t *)tr_data(bytes3))[i] = (uint8_t)(i / 3);
+    return tr_dataset_tensors(x, NULL, .more = {NULL, bytes3, NULL, NULL, NULL, tr_full(getpid(), TR_SHAPE(40), .dtype = TR_I64)});
+}
+
+/* Makes what a loader without it makes. */
+static tr_status collate_more(const tr_sample *samples, int64_t count, void *user, tr_sample *batch)
+{
+    tr_tensor *bytes[8], *pids[8];
+    if (user || count > 8) return tr_fail(TR_INVALID, "%d samples", (int)count);
+    batch->x = tr_empty(TR_SHAPE(count));
+    for (int64_t i = 0; i < count; i++) {
+        ((float *)tr_data(batch->x))[i] = (float)tr_item(samples[i].x);
+        bytes[i] = tr_reshape(samples[i].more[1], TR_SHAPE(1, 3));
+        pids[i] = tr_reshape(samples[i].more[5], TR_SHAPE(1));
+    }
+    batch->more[1] = tr_cat(bytes, (int)count, 0);
+    batch->more[5] = tr_cat(pids, (int)count, 0);
+    return TR_OK;
+}
+
+/* Rows in place, samples of a function, and a collate; bad samples, whose record comes behind the batch. */
+static void test_batches_of_more_than_two_tensors(void **state)
+{
+    (void)state;
+    for (int run = 0; run < 3; run++) {
+        TR_SCOPE;
+        tr_dataset *set = tr_dataset_from(run ? make_more : make_rows, NULL, 0);
+        tr_loader *loader = tr_loader_new(set, .batch = 8, .workers = 2, .processes = true, .on_bad = TR_SKIP,
+            .collate = run == 2 ? collate_more : NULL);
+        tr_batch b;
+        tr_status status;
+        int64_t batches = 0;
+        for (; (status = tr_loader_next(loader, &b)) == TR_OK; batches++) {
+            assert_true(!b.y && !b.more[0] && !b.more[2] && b.more[1] && b.more[5]);
+            for (int64_t i = 0; i < b.count; i++) {
+                assert_true(((float *)tr_data(b.x))[i] == (float)b.indices[i]);
+                for (int64_t k = 0; k < 3; k++) assert_int_equal(((uint8_t *)tr_data(b.more[1]))[3 * i + k], b.indices[i]);
+                assert_int_not_equal(((int64_t *)tr_data(b.more[5]))[i], getpid());
+            }
+        }
+        if (status != TR_END) fail_msg("%s", tr_error_message());
+        assert_int_equal(batches, 5);
+        assert_in_range(tr_loader_skipped(loader), run ? 4 : 0, run ? 40 : 0);
+    }
+    assert_no_child();
+}
+
 /* ---- Failures ---------------------------------------------------------------------------------------------------- */
 
 static void test_errors_name_the_sample(void **state)
@@ -413,6 +480,7 @@ int main(void)
         cmocka_unit_test(test_the_same_batches_as_of_threads),
         cmocka_unit_test(test_files_are_read_there),
         cmocka_unit_test(test_batches_of_any_size),
+        cmocka_unit_test(test_batches_of_more_than_two_tensors),
         cmocka_unit_test(test_errors_name_the_sample),
         cmocka_unit_test(test_a_process_that_dies_is_told),
         cmocka_unit_test(test_a_process_that_dies_and_leaves_another_one_is_told),

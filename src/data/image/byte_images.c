@@ -8,18 +8,18 @@ typedef struct byte_images {
     tr_tensor *images, *labels; /* references */
 } byte_images;
 
-static tr_status write_image(tr_dataset *set, int64_t index, void *x, void *y)
+static tr_status write_image(tr_dataset *set, int64_t index, void *const places[TR__FIELDS])
 {
     const byte_images *b = tr__dataset_state(set);
-    int64_t n = tr__numel(set->x.shape);
+    int64_t n = tr__numel(set->fields[0].shape);
     const uint8_t *from = (const uint8_t *)tr__ptr(b->images) + index * n;
-    if (set->x.dtype == TR_U8) {
-        memcpy(x, from, (size_t)n);
+    if (set->fields[0].dtype == TR_U8) {
+        memcpy(places[0], from, (size_t)n);
     } else {
-        float *to = x;
+        float *to = places[0];
         for (int64_t i = 0; i < n; i++) to[i] = (float)from[i] / 255.0f;
     }
-    *(int64_t *)y = ((const uint8_t *)tr__ptr(b->labels))[index];
+    *(int64_t *)places[1] = ((const uint8_t *)tr__ptr(b->labels))[index];
     return TR_OK;
 }
 
@@ -48,8 +48,7 @@ tr_dataset *tr__byte_images(const char *name, tr_tensor *images, tr_tensor *labe
     b->labels = tr__ref(labels);
     tr_shape s = images->shape;
     set->count = s.dim[0];
-    set->laid_out = set->has_y = true;
-    set->x = (tr__layout){TR_SHAPE(s.dim[1], s.dim[2], s.dim[3]), raw ? TR_U8 : TR_F32};
-    set->y = (tr__layout){TR_SCALAR, TR_I64};
+    set->fields[0] = (tr__layout){true, TR_SHAPE(s.dim[1], s.dim[2], s.dim[3]), raw ? TR_U8 : TR_F32};
+    set->fields[1] = (tr__layout){true, TR_SCALAR, TR_I64};
     return set;
 }

@@ -36,9 +36,10 @@ typedef struct image_folder {
 /* x: [3, height, width], f32 0 … 1 or u8 0 … 255 */
 static tr_status write_image(tr_dataset *set, const unsigned char *bytes, size_t count, void *x)
 {
-    int64_t most = ((const image_folder *)tr__dataset_state(set))->max_pixels, n = tr__numel(set->x.shape);
-    int height = (int)set->x.shape.dim[1], width = (int)set->x.shape.dim[2];
-    if (set->x.dtype == TR_F32) {
+    const tr__layout *layout = &set->fields[0];
+    int64_t most = ((const image_folder *)tr__dataset_state(set))->max_pixels, n = tr__numel(layout->shape);
+    int height = (int)layout->shape.dim[1], width = (int)layout->shape.dim[2];
+    if (layout->dtype == TR_F32) {
         float *planes = x;
         TR__TRY(tr__image_decode(bytes, count, most, width, height, planes));
         for (int64_t i = 0; i < n; i++) planes[i] /= 255.0f;
@@ -62,11 +63,11 @@ static tr_status read_image(tr_dataset *set, const char *path, void *x)
     return status;
 }
 
-static tr_status write_sample(tr_dataset *set, int64_t index, void *x, void *y)
+static tr_status write_sample(tr_dataset *set, int64_t index, void *const places[TR__FIELDS])
 {
     const image_folder *f = tr__dataset_state(set);
-    *(int64_t *)y = f->entries[index].label;
-    tr_status status = read_image(set, f->entries[index].path, x);
+    *(int64_t *)places[1] = f->entries[index].label;
+    tr_status status = read_image(set, f->entries[index].path, places[0]);
     return status == TR_OK ? TR_OK : tr__fail_context(status, "%s", f->entries[index].path);
 }
 
@@ -185,9 +186,8 @@ static tr_status fill(tr_dataset *set, const tr_image_folder_options *o)
     TR__TRY(walk(set, o->folder, -1, visit_class));
     if (!f->classes_count)
         return tr__fail(TR_INVALID, "image_folder: %s has no sub-folders, one for each class", o->folder);
-    set->laid_out = set->has_y = true;
-    set->x = (tr__layout){TR_SHAPE(3, o->height, o->width), o->raw ? TR_U8 : TR_F32};
-    set->y = (tr__layout){TR_SCALAR, TR_I64};
+    set->fields[0] = (tr__layout){true, TR_SHAPE(3, o->height, o->width), o->raw ? TR_U8 : TR_F32};
+    set->fields[1] = (tr__layout){true, TR_SCALAR, TR_I64};
     return TR_OK;
 }
 

@@ -40,7 +40,7 @@ static void assert_losses(const double *got, const double *expected, int n)
 static tr_status noise(const tr_sample_call *call, tr_sample *out)
 {
     out->x = tr_randn((uint64_t)call->index, TR_SHAPE(1, 28, 28));
-    out->y = tr_scalar((double)(call->index % 10), TR_I64);
+    out->y = out->more[3] = tr_scalar((double)(call->index % 10), TR_I64);
     return tr_status_of(out->x);
 }
 
@@ -54,7 +54,7 @@ static void train_epoch(tr_module *model, tr_optimizer *opt, tr_device at, doubl
     while ((status = tr_loader_next(loader, &b)) == TR_OK) {
         TR_SCOPE;
         tr_zero_grad(opt);
-        tr_tensor *loss = tr_cross_entropy(tr_forward(model, b.x), b.y);
+        tr_tensor *loss = tr_cross_entropy(tr_forward(model, b.x), b.more[3]);
         OK(tr_backward(loss));
         OK(tr_step(opt));
         assert_true(step < STEPS);
