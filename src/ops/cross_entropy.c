@@ -18,7 +18,7 @@
 
 tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *o)
 {
-    if (o->weight) return tr__weighted_cross_entropy(o);
+    if (o->weight || (o->targets && tr_dtype_is_float(o->targets->dtype))) return tr__composed_cross_entropy(o);
     tr_cross_entropy_attrs attrs = {
         .ignore_index = TR__IGNORED(o),
         .smoothing = o->label_smoothing,

@@ -4,8 +4,8 @@
 
 #include "ops/ids.h"
 
-/* With class weights: a composition (class_loss.c). */
-tr_tensor *tr__weighted_cross_entropy(const tr_cross_entropy_options *options);
+/* With class weights, or of targets that are probabilities: a composition (class_loss.c). */
+tr_tensor *tr__composed_cross_entropy(const tr_cross_entropy_options *options);
 
 /* Every target is a class or ignored. */
 tr_status tr__cross_entropy_check(const tr_op_call *call);

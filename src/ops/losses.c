@@ -23,7 +23,7 @@ static tr_status check(const char *what, const tr_tensor *x, const tr_tensor *ta
         TR__TEXT(target->shape));
 }
 
-static tr_tensor *reduced(tr_tensor *loss, tr_reduction reduction)
+tr_tensor *tr__reduced(tr_tensor *loss, tr_reduction reduction)
 {
     if (reduction == TR_REDUCE_NONE) return loss;
     return reduction == TR_REDUCE_SUM ? tr_sum(tr__widened(loss)) : tr_mean(tr__widened(loss));
@@ -54,13 +54,13 @@ LOSS(bce_with_logits, void, x *((x > 0) - y) + log1p(exp(-fabs(x))), g *(1 / (1 
 tr_tensor *tr_mse_loss_with(const tr_loss_options *o)
 {
     if (check("mse_loss", o->x, o->target, o->reduction) != TR_OK) return tr__tensor_failed();
-    return reduced(tr_apply(tr__op(mse_loss), NULL, (tr_tensor *[]){o->x, o->target}, 2, NULL), o->reduction);
+    return tr__reduced(tr_apply(tr__op(mse_loss), NULL, (tr_tensor *[]){o->x, o->target}, 2, NULL), o->reduction);
 }
 
 tr_tensor *tr_l1_loss_with(const tr_loss_options *o)
 {
     if (check("l1_loss", o->x, o->target, o->reduction) != TR_OK) return tr__tensor_failed();
-    return reduced(tr_abs(tr_sub(o->x, o->target)), o->reduction);
+    return tr__reduced(tr_abs(tr_sub(o->x, o->target)), o->reduction);
 }
 
 static tr_tensor *huber_of(const char *what, const tr_huber_loss_options *o)
@@ -74,7 +74,7 @@ static tr_tensor *huber_of(const char *what, const tr_huber_loss_options *o)
 
 tr_tensor *tr_huber_loss_with(const tr_huber_loss_options *o)
 {
-    return reduced(huber_of("huber_loss", o), o->reduction);
+    return tr__reduced(huber_of("huber_loss", o), o->reduction);
 }
 
 tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *o)
@@ -85,7 +85,7 @@ tr_tensor *tr_smooth_l1_loss_with(const tr_huber_loss_options *o)
     wide.x = tr__widened(o->x);
     wide.target = tr__widened(o->target);
     tr_tensor *loss = tr_affine(huber_of("smooth_l1_loss", &wide), 1 / TR__OR(o, delta, 1), 0);
-    if (tr__bad(loss) || o->reduction != TR_REDUCE_NONE) return reduced(loss, o->reduction);
+    if (tr__bad(loss) || o->reduction != TR_REDUCE_NONE) return tr__reduced(loss, o->reduction);
     return tr__narrowed(loss, o->x);
 }
 
@@ -107,7 +107,7 @@ tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *o)
     if (check_weight("pos_weight", o->pos_weight, x) != TR_OK) return tr__tensor_failed();
     if (check_weight("weight", o->weight, x) != TR_OK) return tr__tensor_failed();
     if (!o->pos_weight && !o->weight)
-        return reduced(tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL), o->reduction);
+        return tr__reduced(tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL), o->reduction);
     bool sound = !tr__bad(x) && !tr__bad(y);
     if (sound && tr__dtype_of_x("bce_with_logits", "target", y, x) != TR_OK) return tr__tensor_failed();
     x = tr__widened(x);
@@ -120,7 +120,7 @@ tr_tensor *tr_bce_with_logits_with(const tr_bce_with_logits_options *o)
         loss = tr_apply(tr__op(bce_with_logits), NULL, (tr_tensor *[]){x, y}, 2, NULL);
     }
     if (o->weight) loss = tr_mul(loss, tr__widened(o->weight));
-    return o->reduction == TR_REDUCE_NONE ? tr__narrowed(loss, o->x) : reduced(loss, o->reduction);
+    return o->reduction == TR_REDUCE_NONE ? tr__narrowed(loss, o->x) : tr__reduced(loss, o->reduction);
 }
 
 /* y (log y - x), or exp(y) (y - x). Where y is 0, so is y log y: its logarithm is taken of the smallest number. */
@@ -133,7 +133,7 @@ tr_tensor *tr_kl_div_with(const tr_kl_div_options *o)
         loss = tr_mul(tr_exp(y), tr_sub(y, x));
     else
         loss = tr_mul(y, tr_sub(tr_log(tr_clamp(y, 0x1p-126, INFINITY)), x));
-    return reduced(o->reduction == TR_REDUCE_NONE ? tr_cast(loss, tr_dtype_of(o->x)) : loss, o->reduction);
+    return tr__reduced(o->reduction == TR_REDUCE_NONE ? tr_cast(loss, tr_dtype_of(o->x)) : loss, o->reduction);
 }
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------- */

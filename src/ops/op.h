@@ -121,6 +121,8 @@ tr_status tr__sum_onto(tr_tensor *g, uint32_t dims, tr_tensor *sums, bool accumu
  * widened x, of x's dtype again, unless it is f32 for autocast. */
 tr_tensor *tr__widened(tr_tensor *x);
 tr_tensor *tr__narrowed(tr_tensor *y, const tr_tensor *x);
+/* A loss, its sum or its mean; the last two f32 for 16-bit floats. */
+tr_tensor *tr__reduced(tr_tensor *loss, tr_reduction reduction);
 /* Is t of x's dtype, as an op would want it? Autocast does not ask. */
 tr_status tr__dtype_of_x(const char *op, const char *what, const tr_tensor *t, const tr_tensor *x);
 

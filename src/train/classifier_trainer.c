@@ -47,8 +47,10 @@ static tr_status load(tr_trainer *t, classifier_work *w)
     w->next = t->step + 1;
     w->x = b.x;
     w->y = b.y;
-    if (w->y) return TR_OK;
-    return tr__fail(TR_INVALID, "classifier_trainer: the samples of the dataset have no y");
+    if (!w->y) return tr__fail(TR_INVALID, "classifier_trainer: the samples of the dataset have no y");
+    if (!tr_dtype_is_float(tr_dtype_of(w->y))) return TR_OK;
+    return tr__fail(TR_DTYPE, "classifier_trainer: y of the dataset's samples is %s: it must be the class index, i64 or i32",
+        tr_dtype_name(tr_dtype_of(w->y)));
 }
 
 /* x: [n, …], y: [n] */

@@ -161,6 +161,16 @@ def record_more() -> None:
     record("scatter", lambda x, i, src: torch.scatter(x, 1, i, src), rand(3, 5), index, rand(2, 4))
 
 
+def record_soft_targets() -> None:
+    weight = torch.tensor([0.5, 2, 1, 0.25, 3], dtype=torch.float64)
+    for reduction in REDUCTIONS:
+        record(f"cross_entropy_soft_{reduction}", lambda x, y: F.cross_entropy(x, y, reduction=reduction), rand(6, 5) * 3,
+               torch.softmax(rand(6, 5), -1))
+        record(f"cross_entropy_soft_weighted_{reduction}",
+               lambda x, y: F.cross_entropy(x, y, weight, reduction=reduction, label_smoothing=0.2), rand(6, 5) * 3,
+               torch.softmax(rand(6, 5), -1))
+
+
 def main() -> None:
     torch.manual_seed(8765)
     record_activations()
@@ -173,6 +183,7 @@ def main() -> None:
     record_attention()
     record_weighted_losses()
     record_more()
+    record_soft_targets()
     save(os.path.join(os.path.dirname(os.path.abspath(__file__)), "functions.safetensors"), recorded,
          {"torch": torch.__version__, "computed_in": "f64"})
 

@@ -106,6 +106,13 @@ static tr_tensor *cross_entropy_weighted_smoothed(tr_tensor *const *in)
     return tr_cross_entropy(in[0], in[1], .weight = in[2], .label_smoothing = 0.2);
 }
 
+BINARY(cross_entropy_soft, tr_cross_entropy(a, b))
+BINARY(cross_entropy_soft_rows, tr_cross_entropy(a, b, .label_smoothing = 0.2, .reduction = TR_REDUCE_NONE))
+static tr_tensor *cross_entropy_soft_weighted(tr_tensor *const *in)
+{
+    return tr_cross_entropy(in[0], in[1], .weight = in[2], .label_smoothing = 0.2);
+}
+
 static tr_tensor *nll_weighted(tr_tensor *const *in)
 {
     return tr_nll_loss(in[0], in[1], .weight = in[2]);
@@ -614,6 +621,10 @@ const op_case op_cases[] = {
                                                   {.shape = SIZES(37), .values = OP_POSITIVE, .fixed = true}), .tolerance = 20}, /* long sums */
     {CASE("cross entropy weighted and smoothed", cross_entropy_weighted_smoothed, WIDE(6, 4, 5), LABELS(5, 6, 4),
                                                   {.shape = SIZES(5), .values = OP_POSITIVE, .fixed = true}), .tolerance = 20}, /* long sums */
+    {CASE("cross entropy of probabilities", cross_entropy_soft, WIDE(6, 4, 37), POSITIVE(6, 4, 37))},
+    {CASE("cross entropy of probabilities of rows", cross_entropy_soft_rows, WIDE(6, 37), POSITIVE(6, 37))},
+    {CASE("cross entropy of probabilities weighted", cross_entropy_soft_weighted, WIDE(6, 4, 5), POSITIVE(6, 4, 5),
+                                                  {.shape = SIZES(5), .values = OP_POSITIVE, .fixed = true})},
     {CASE("nll weighted",         nll_weighted,   NORMAL(6, 5), LABELS(5, 6),
                                                   {.shape = SIZES(5), .values = OP_POSITIVE, .fixed = true}), .tolerance = 20}, /* long sums */
     {CASE("mse",                  mse,            NORMAL(3, 50), NORMAL(3, 50))},

@@ -379,6 +379,9 @@ static void test_wrong_options_are_refused(void **state)
     tr_dataset *no_classes = tr_dataset_tensors(tr_rand(1, TR_SHAPE(10, 6)), NULL);
     assert_int_equal(tr_fit(tr_classifier_trainer(model, no_classes, .global_batch = 2)), TR_INVALID);
     assert_non_null(strstr(tr_error_message(), "have no y"));
+    tr_dataset *no_index = tr_dataset_tensors(tr_rand(1, TR_SHAPE(10, 6)), tr_rand(2, TR_SHAPE(10, 2)));
+    assert_int_equal(tr_fit(tr_classifier_trainer(model, no_index, .global_batch = 2)), TR_DTYPE);
+    assert_non_null(strstr(tr_error_message(), "y of the dataset's samples is f32: it must be the class index"));
 }
 
 int main(void)

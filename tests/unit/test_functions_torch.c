@@ -70,6 +70,8 @@ static tr_tensor *weights(tr_tensor *like)
 
 LOSS(nll_weighted, tr_nll_loss(x, y, .weight = weights(x), .reduction = r))
 LOSS(cross_entropy_weighted, tr_cross_entropy(x, y, .weight = weights(x), .label_smoothing = 0.2, .reduction = r))
+LOSS(cross_entropy_soft, tr_cross_entropy(x, y, .reduction = r))
+LOSS(cross_entropy_soft_weighted, tr_cross_entropy(x, y, .weight = weights(x), .label_smoothing = 0.2, .reduction = r))
 LOSS(bce_weighted,
     tr_bce_with_logits(x, y, .weight = weights(x), .pos_weight = tr_affine(weights(x), 1, 1), .reduction = r))
 CASE(cross_entropy_weighted_ignore, tr_cross_entropy(x, in[1], .weight = weights(x), .ignore_index = 2))
@@ -180,6 +182,12 @@ static const torch_case cases[] = {
     {"cross_entropy_weighted_sum", cross_entropy_weighted_sum},
     {"cross_entropy_weighted_none", cross_entropy_weighted_none},
     {"cross_entropy_weighted", cross_entropy_weighted_ignore},
+    {"cross_entropy_soft_mean", cross_entropy_soft_mean},
+    {"cross_entropy_soft_sum", cross_entropy_soft_sum},
+    {"cross_entropy_soft_none", cross_entropy_soft_none},
+    {"cross_entropy_soft_weighted_mean", cross_entropy_soft_weighted_mean},
+    {"cross_entropy_soft_weighted_sum", cross_entropy_soft_weighted_sum},
+    {"cross_entropy_soft_weighted_none", cross_entropy_soft_weighted_none},
     {"bce_weighted_mean", bce_weighted_mean},
     {"bce_weighted_sum", bce_weighted_sum},
     {"bce_weighted_none", bce_weighted_none},

@@ -57,8 +57,8 @@ static void dtypes_that_do_not_fit(void **state)
     expect(tr_softmax(i, 0), TR_DTYPE, "softmax: input 0 is i64");
     expect(tr_dropout(i, .p = 0.5), TR_DTYPE, "dropout: input 0 is i64");
     expect(tr_layer_norm_op(x, d, NULL, 1e-5), TR_DTYPE, "layer_norm: dtypes differ");
-    expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), x), TR_DTYPE,
-           "cross_entropy: input 'targets' is f32 [2]: it must be i64 or i32");
+    expect(tr_cross_entropy(ones(TR_SHAPE(2, 3)), tr_cast(x, TR_U8)), TR_DTYPE,
+           "cross_entropy: input 'targets' is u8 [2]: it must be i64 or i32");
     expect(tr_embedding_op(x, ones(TR_SHAPE(4, 2))), TR_DTYPE, "embedding: input 'ids' is f32");
     expect(tr_embedding_op(i, i), TR_DTYPE, "embedding: input 'weight' is i64 [2]: it takes floats");
     expect(tr_cat((tr_tensor *[]){x, d}, 2, 0), TR_DTYPE, "cat: dtypes differ");
@@ -373,6 +373,14 @@ static void losses_whose_inputs_do_not_fit(void **state)
     expect(tr_cross_entropy(x, ids(0, 4, 0), .weight = ones(TR_SHAPE(4))), TR_INVALID, "cross_entropy: target 4 at position 1");
     expect(tr_cross_entropy(x, ids(0, 0, 0), .weight = ones(TR_SHAPE(4)), .label_smoothing = -1), TR_INVALID,
         "cross_entropy: label_smoothing is -1: it must be in 0 … 1");
+    expect(tr_cross_entropy(x, ones(TR_SHAPE(3))), TR_SHAPE, "cross_entropy: targets [3] do not fit x [3, 4]: they must be "
+        "[3, 4], as floats are probabilities; class indices are i64 or i32");
+    expect(tr_cross_entropy(x, x, .ignore_index = 0), TR_INVALID,
+        "cross_entropy: ignore_index is 0: it does not apply to targets that are probabilities");
+    expect(tr_cross_entropy(x, x, .label_smoothing = 2), TR_INVALID, "cross_entropy: label_smoothing is 2");
+    expect(tr_cross_entropy(x, x, .reduction = (tr_reduction)3), TR_INVALID, "cross_entropy: 3 is no tr_reduction");
+    expect(tr_cross_entropy(x, x, .weight = ones(TR_SHAPE(3))), TR_SHAPE, "cross_entropy: weight f32 [3] does not fit x [3, 4]");
+    expect(tr_cross_entropy(NULL, x), TR_INVALID, "cross_entropy: x is NULL");
     expect(tr_bce_with_logits(x, x, .weight = column, .pos_weight = ones(TR_SHAPE(3))), TR_SHAPE,
         "bce_with_logits: pos_weight [3] does not broadcast to x [3, 4]");
     expect(tr_bce_with_logits(column, column, .weight = x), TR_SHAPE, "weight [3, 4] does not broadcast to x [3, 1]");

@@ -176,6 +176,44 @@ static void class_0_may_be_the_one_that_does_not_count(void **state)
     assert_true(tr_item(tr_nll_loss(x, y, .reduction = TR_REDUCE_SUM)) > wanted + 0.1); /* 0: it counts */
 }
 
+/* The largest difference, relative to the largest number of b. */
+static double apart(tr_tensor *a, tr_tensor *b)
+{
+    a = tr_cast(a, TR_F64), b = tr_cast(b, TR_F64);
+    return tr_item(tr_max(tr_abs(tr_sub(a, b)))) / tr_item(tr_max(tr_abs(b)));
+}
+
+/* All on one class, probabilities are that class's number, also with weights, unless those divide the mean. */
+static void probabilities_of_one_class_are_its_number(void **state)
+{
+    (void)state;
+    tr_tensor *y = tr_keep(ids(2, 0, 3)), *w = tr_keep(tr_from(((float[]){1, 2, 0.5f, 3}), TR_SHAPE(4)));
+    static const tr_dtype dtypes[] = {TR_F64, TR_F32, TR_BF16, TR_F16};
+    for (int i = 0; i < 4 * 4 * 3; i++) {
+        TR_SCOPE;
+        tr_dtype dtype = dtypes[i % 4], other = dtypes[i / 4 % 4];
+        tr_reduction r = (tr_reduction)(i / 16);
+        tr_tensor *logits = tr_cast(tr_randn((uint64_t)i, TR_SHAPE(3, 4)), dtype), *x[2], *loss[2];
+        tr_tensor *t = tr_require_grad(tr_one_hot(y, 4, other));
+        for (int soft = 0; soft < 2; soft++) {
+            x[soft] = tr_require_grad(tr_clone(logits));
+            loss[soft] = tr_cross_entropy(x[soft], soft ? t : y, .weight = r == TR_REDUCE_MEAN ? NULL : w, .reduction = r);
+            TR_CHECK(tr_backward(tr_sum(loss[soft])));
+        }
+        assert_int_equal(tr_dtype_of(loss[1]), dtype == TR_F64 ? TR_F64 : TR_F32);
+        assert_true(apart(loss[1], loss[0]) < 1e-6);
+        assert_true(apart(tr_grad(x[1]), tr_grad(x[0])) < (dtype == TR_BF16 ? 1e-2 : dtype == TR_F16 ? 1e-3 : 1e-6));
+        assert_int_equal(tr_dtype_of(tr_grad(t)), other);
+    }
+    tr_release(y);
+    tr_release(w);
+    TR_SCOPE;
+    tr_tensor *none = tr_zeros(TR_SHAPE(0, 4)), *x = tr_zeros(TR_SHAPE(4));
+    assert_true(isnan(tr_item(tr_cross_entropy(none, none))));
+    assert_true(tr_item(tr_cross_entropy(none, none, .reduction = TR_REDUCE_SUM)) == 0);
+    assert_true(fabs(tr_item(tr_cross_entropy(x, tr_full(0.25, TR_SHAPE(4)))) - log(4)) < 1e-6);
+}
+
 static tr_tensor *composed(int which, tr_tensor **in)
 {
     switch (which) {
@@ -383,6 +421,7 @@ int main(void)
         cmocka_unit_test(gradients_at_nan_and_infinity),
         cmocka_unit_test(activations_have_their_limits),
         cmocka_unit_test(class_0_may_be_the_one_that_does_not_count),
+        cmocka_unit_test(probabilities_of_one_class_are_its_number),
         cmocka_unit_test(compositions_of_16_bits_round_once),
         cmocka_unit_test(the_logarithm_of_a_sum_does_not_overflow),
         cmocka_unit_test(the_gradient_of_prelu_at_0_is_its_weight),
