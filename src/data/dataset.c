@@ -12,7 +12,7 @@
 static void destroy(void *self)
 {
     tr_dataset *set = self;
-    if (set->kind && set->kind->destroy) set->kind->destroy(set);
+    if (set->kind) set->kind->destroy(set);
     if (set->owns_source) free((void *)set->source);
 }
 
@@ -34,10 +34,7 @@ tr_dataset *tr__dataset_failed(void)
 
 void tr__dataset_sum(tr_dataset *set, tr__content *content)
 {
-    if (set->kind->sum)
-        set->kind->sum(set, content);
-    else
-        content->computed = true;
+    set->kind->sum(set, content);
 }
 
 uint64_t tr_dataset_hash(tr_dataset *set)
@@ -113,43 +110,53 @@ tr_status tr_dataset_at(tr_dataset *set, int64_t index, tr_sample *out)
     return tr__dataset_sample(set, index, tr__sample_seed(tr__mix(0, 0), index), out);
 }
 
-/* ---- A program's own --------------------------------------------------------------------------------------------- */
+/* ---- A program's own, and changed ones --------------------------------------------------------------------------- */
 
-typedef struct own {
-    tr_dataset_get get;
+typedef struct made {
+    tr_dataset *base; /* a reference: the function changes its samples; NULL: it makes them */
+    tr_dataset_function function;
     void *user;
     void (*release)(void *user);
-    char *name;
-} own;
+    char *name; /* of one without base */
+} made;
 
-static tr_status own_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
+static tr_status made_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
 {
-    const own *o = tr__dataset_state(set);
+    const made *m = tr__dataset_state(set);
+    if (m->base) TR__TRY(make_sample(m->base, index, seed, out));
     uint64_t before = tr__failures();
-    return tr__fail_unsaid(o->get(&(tr_sample_call){.index = index, .seed = seed, .user = o->user}, out), before);
+    return tr__fail_unsaid(m->function(&(tr_sample_call){.index = index, .seed = seed, .user = m->user}, out), before);
 }
 
-static void own_destroy(tr_dataset *set)
+static void made_destroy(tr_dataset *set)
 {
-    own *o = tr__dataset_state(set);
-    if (o->release && !set->object.error) o->release(o->user);
-    free(o->name);
+    made *m = tr__dataset_state(set);
+    if (m->release && !set->object.error) m->release(m->user);
+    tr__unref(m->base);
+    free(m->name);
 }
 
-static const tr__dataset_kind own_kind = {.get = own_get, .destroy = own_destroy};
+static void made_sum(tr_dataset *set, tr__content *content)
+{
+    const made *m = tr__dataset_state(set);
+    content->computed = true;
+    if (m->base) tr__dataset_sum(m->base, content);
+}
+
+static const tr__dataset_kind made_kind = {.get = made_get, .destroy = made_destroy, .sum = made_sum};
 
 static tr_status own_fill(tr_dataset *set, const tr_dataset_options *options)
 {
-    own *o = tr__dataset_state(set);
+    made *m = tr__dataset_state(set);
     if (!options->get) return tr__fail(TR_INVALID, "dataset_new: there is no function to get samples with");
     if (options->count < 0)
         return tr__fail(TR_INVALID, "dataset_new: the count must be 0 or more, not %" PRId64, options->count);
-    o->name = strdup(options->name ? options->name : "dataset");
-    if (!o->name) return tr__fail(TR_NO_MEMORY, "dataset_new: out of memory");
-    o->get = options->get;
-    o->user = options->user;
-    o->release = options->release;
-    set->name = o->name;
+    m->name = strdup(options->name ? options->name : "dataset");
+    if (!m->name) return tr__fail(TR_NO_MEMORY, "dataset_new: out of memory");
+    m->function = options->get;
+    m->user = options->user;
+    m->release = options->release;
+    set->name = m->name;
     set->count = options->count;
     return TR_OK;
 }
@@ -160,14 +167,41 @@ tr_dataset *tr_dataset_fail(tr_status status, const char *format, ...)
     va_start(arguments, format);
     tr__fail_v(status, format, arguments);
     va_end(arguments);
-    return tr__object_failed(&dataset_type);
+    return tr__dataset_failed();
 }
 
 tr_dataset *tr_dataset_new_with(const tr_dataset_options *options)
 {
-    tr_dataset *set = tr__dataset_new(&own_kind, "dataset", sizeof(own));
-    if (tr__error_of(set)) return set;
-    if (own_fill(set, options) != TR_OK) tr__object_break(set);
+    tr_dataset *set = tr__dataset_new(&made_kind, "dataset", sizeof(made));
+    if (!tr__error_of(set) && own_fill(set, options) != TR_OK) tr__object_break(set);
+    return set;
+}
+
+/* Takes count and name from the dataset that another is built on. */
+static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place, tr_dataset *base)
+{
+    if (!base) return tr__fail(TR_INVALID, "%s: the dataset is NULL", what);
+    TR__TRY(tr_status_of(base));
+    *place = tr__ref(base);
+    set->name = base->name;
+    set->count = base->count;
+    return TR_OK;
+}
+
+static tr_status map_fill(tr_dataset *set, tr_dataset *base, tr_dataset_function function, void *user)
+{
+    made *m = tr__dataset_state(set);
+    TR__TRY(stand_on("dataset_map", set, &m->base, base));
+    if (!function) return tr__fail(TR_INVALID, "dataset_map: the function is NULL");
+    m->function = function;
+    m->user = user;
+    return TR_OK;
+}
+
+tr_dataset *tr_dataset_map(tr_dataset *base, tr_dataset_function function, void *user)
+{
+    tr_dataset *set = tr__dataset_new(&made_kind, "map", sizeof(made));
+    if (!tr__error_of(set) && map_fill(set, base, function, user) != TR_OK) tr__object_break(set);
     return set;
 }
 
@@ -238,8 +272,7 @@ static tr_status tensors_fill(tr_dataset *set, const tr_dataset_tensors_options 
 tr_dataset *tr_dataset_tensors_with(const tr_dataset_tensors_options *options)
 {
     tr_dataset *set = tr__dataset_new(&tensors_kind, "tensors", sizeof(tensors));
-    if (tr__error_of(set)) return set;
-    if (tensors_fill(set, options) != TR_OK) tr__object_break(set);
+    if (!tr__error_of(set) && tensors_fill(set, options) != TR_OK) tr__object_break(set);
     return set;
 }
 
@@ -287,18 +320,7 @@ static void selection_sum(tr_dataset *set, tr__content *content)
 static const tr__dataset_kind selection_kind = {
     .get = selection_get, .write = selection_write, .destroy = selection_destroy, .sum = selection_sum};
 
-/* Takes count and name from the dataset that another is built on. */
-static tr_status stand_on(const char *what, tr_dataset *set, tr_dataset **place, tr_dataset *base)
-{
-    if (!base) return tr__fail(TR_INVALID, "%s: the dataset is NULL", what);
-    TR__TRY(tr_status_of(base));
-    *place = tr__ref(base);
-    set->name = base->name;
-    set->count = base->count;
-    return TR_OK;
-}
-
-/* The same for a selection, which also has the layout. */
+/* Also takes the layout. */
 static tr_status select_from(const char *what, tr_dataset *set, tr_dataset *base)
 {
     TR__TRY(stand_on(what, set, &((selection *)tr__dataset_state(set))->base, base));
@@ -323,8 +345,7 @@ static tr_status slice_fill(tr_dataset *set, tr_dataset *base, int64_t begin, in
 tr_dataset *tr_dataset_slice(tr_dataset *base, int64_t begin, int64_t end)
 {
     tr_dataset *set = tr__dataset_new(&selection_kind, "slice", sizeof(selection));
-    if (tr__error_of(set)) return set;
-    if (slice_fill(set, base, begin, end) != TR_OK) tr__object_break(set);
+    if (!tr__error_of(set) && slice_fill(set, base, begin, end) != TR_OK) tr__object_break(set);
     return set;
 }
 
@@ -348,8 +369,7 @@ static tr_status subset_fill(tr_dataset *set, tr_dataset *base, const int64_t *i
 tr_dataset *tr_dataset_subset(tr_dataset *base, const int64_t *indices, int64_t count)
 {
     tr_dataset *set = tr__dataset_new(&selection_kind, "subset", sizeof(selection));
-    if (tr__error_of(set)) return set;
-    if (subset_fill(set, base, indices, count) != TR_OK) tr__object_break(set);
+    if (!tr__error_of(set) && subset_fill(set, base, indices, count) != TR_OK) tr__object_break(set);
     return set;
 }
 
@@ -409,51 +429,4 @@ tr_status tr_dataset_split_with(const tr_dataset_split_options *options)
     tr_status status = split(options);
     for (int i = 0; i < options->count && status != TR_OK; i++) options->parts[i] = tr__dataset_failed();
     return status;
-}
-
-/* ---- Changed ones ------------------------------------------------------------------------------------------------ */
-
-typedef struct map {
-    tr_dataset *base; /* a reference */
-    tr_dataset_function function;
-    void *user;
-} map;
-
-static tr_status map_get(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out)
-{
-    const map *m = tr__dataset_state(set);
-    TR__TRY(make_sample(m->base, index, seed, out));
-    uint64_t before = tr__failures();
-    return tr__fail_unsaid(m->function(&(tr_sample_call){.index = index, .seed = seed, .user = m->user}, out), before);
-}
-
-static void map_destroy(tr_dataset *set)
-{
-    tr__unref(((const map *)tr__dataset_state(set))->base);
-}
-
-static void map_sum(tr_dataset *set, tr__content *content)
-{
-    content->computed = true;
-    tr__dataset_sum(((const map *)tr__dataset_state(set))->base, content);
-}
-
-static const tr__dataset_kind map_kind = {.get = map_get, .destroy = map_destroy, .sum = map_sum};
-
-static tr_status map_fill(tr_dataset *set, tr_dataset *base, tr_dataset_function function, void *user)
-{
-    map *m = tr__dataset_state(set);
-    TR__TRY(stand_on("dataset_map", set, &m->base, base));
-    if (!function) return tr__fail(TR_INVALID, "dataset_map: the function is NULL");
-    m->function = function;
-    m->user = user;
-    return TR_OK;
-}
-
-tr_dataset *tr_dataset_map(tr_dataset *base, tr_dataset_function function, void *user)
-{
-    tr_dataset *set = tr__dataset_new(&map_kind, "map", sizeof(map));
-    if (tr__error_of(set)) return set;
-    if (map_fill(set, base, function, user) != TR_OK) tr__object_break(set);
-    return set;
 }

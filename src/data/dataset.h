@@ -29,13 +29,12 @@ typedef struct tr__layout {
 
 struct tr__content;
 
-/* get or write, and perhaps destroy, which releases what the state holds. */
+/* get or write, and destroy, which releases what the state holds. */
 typedef struct tr__dataset_kind {
     tr_status (*get)(tr_dataset *set, int64_t index, uint64_t seed, tr_sample *out);
     tr_status (*write)(tr_dataset *set, int64_t index, void *const places[TR__FIELDS]); /* NULL: samples have no such field */
     void (*destroy)(tr_dataset *set);
-    void (*sum)(tr_dataset *set, struct tr__content *content); /* adds the data that the samples are made of; NULL: a
-                                                                  function makes them */
+    void (*sum)(tr_dataset *set, struct tr__content *content); /* adds the data that the samples are made of */
 } tr__dataset_kind;
 
 /* How another process makes the dataset again. */

@@ -45,15 +45,8 @@ void tr__dataset_set_folder(tr_dataset *set, tr_dataset_make make, const void *o
 tr_dataset *tr_dataset_from(tr_dataset_make make, const void *argument, size_t bytes)
 {
     TR_SCOPE;
-    if (!make) {
-        tr__fail(TR_INVALID, "dataset_from: the function is NULL");
-        return tr_escape(tr__dataset_failed());
-    }
-    tr_dataset *made = make(argument, bytes);
-    if (!made) {
-        tr__fail(TR_INVALID, "dataset_from: the function made none");
-        return tr_escape(tr__dataset_failed());
-    }
+    tr_dataset *made = make ? make(argument, bytes) : NULL;
+    if (!made) return tr_escape(tr_dataset_fail(TR_INVALID, "dataset_from: the function %s", make ? "made none" : "is NULL"));
     tr_dataset *set = tr_dataset_slice(made, 0, tr_dataset_count(made));
     tr__dataset_set_source(set, make, argument, bytes);
     return tr_escape(set);

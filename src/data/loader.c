@@ -346,19 +346,18 @@ static tr_status take(tr_loader *l, tr__batch_result *batch)
 {
     slot *s = &l->slots[l->delivered % l->capacity];
     pthread_mutex_lock(&l->lock);
-    tr_status waited = await(l, s);
-    l->hangs = waited != TR_OK;
-    if (waited != TR_OK) {
-        pthread_mutex_unlock(&l->lock);
-        return waited;
+    slot taken = {0};
+    tr_status status = await(l, s);
+    l->hangs = status != TR_OK;
+    if (status == TR_OK) {
+        taken = *s;
+        *s = (slot){0};
+        l->delivered++;
+        pthread_cond_signal(&l->work);
     }
-    slot taken = *s;
-    *s = (slot){0};
-    l->delivered++;
-    pthread_cond_signal(&l->work);
     pthread_mutex_unlock(&l->lock);
     *batch = taken.batch;
-    return tr__error_restore(taken.error);
+    return status == TR_OK ? tr__error_restore(taken.error) : status;
 }
 
 /* Names what the current batch has skipped in the log, each sample once; counts it whenever it was to be in a batch. */

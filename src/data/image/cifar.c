@@ -64,10 +64,7 @@ TR__MAKE_AGAIN(tr_cifar10_with, tr_image_set_options)
 tr_dataset *tr_cifar10_with(const tr_image_set_options *options)
 {
     TR_SCOPE;
-    if (!options->folder) {
-        tr__fail(TR_INVALID, "cifar10: no folder was given");
-        return tr_escape(tr__dataset_failed());
-    }
+    if (!options->folder) return tr_escape(tr_dataset_fail(TR_INVALID, "cifar10: no folder was given"));
     part *parts = calloc(MOST_FILES, sizeof *parts);
     int n = 0;
     tr_status status = parts ? read_parts(options, parts, &n) : tr__fail(TR_NO_MEMORY, "cifar10: out of memory");

@@ -49,10 +49,7 @@ static tr_status check_shapes(const tr_image_set_options *o, tr_shape images, tr
 static tr_dataset *from_files(const tr_image_set_options *o)
 {
     tr_tensor *images, *labels;
-    if (!o->folder) {
-        tr__fail(TR_INVALID, "mnist: no folder was given");
-        return tr__dataset_failed();
-    }
+    if (!o->folder) return tr_dataset_fail(TR_INVALID, "mnist: no folder was given");
     if (load(o, "images", 3, &images) != TR_OK || load(o, "labels", 1, &labels) != TR_OK)
         return tr__dataset_failed();
     if (check_shapes(o, images->shape, labels->shape) != TR_OK) return tr__dataset_failed();
