@@ -345,6 +345,7 @@ static tr_status call_backward(const tr__backward *b, const tr__node *node, cons
     tr__backward_step step = {
         .call = {node->op, node->attrs, node->n_inputs, node->n_outputs, inputs, outputs, grad_outputs, needs, grads},
         .node = node,
+        .backward = (tr__backward *)b,
         .retain = b->retain,
         .detached = b->sink != NULL,
         .as_now = b->as_now,
@@ -464,6 +465,11 @@ bool tr__backward_done(const tr__backward *b)
 const tr__gradient_sink *tr__backward_sink(const tr__backward *b)
 {
     return b->sink;
+}
+
+tr__backward *tr__backward_of(const tr_backward_call *call)
+{
+    return ((const tr__backward_step *)(const void *)call)->backward;
 }
 
 void tr__backward_defer(tr__backward *b)

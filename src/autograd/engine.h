@@ -74,6 +74,8 @@ tr_status tr__backward_run(tr__backward *backward);
 bool tr__backward_done(const tr__backward *backward);
 /* The sink of a detached backward; NULL: gradients go to the leaves. */
 const tr__gradient_sink *tr__backward_sink(const tr__backward *backward);
+/* For backward functions: the backward that calls them. */
+tr__backward *tr__backward_of(const tr_backward_call *call);
 /* From a leaf's hook: the gradient is not final yet. In a detached backward the caller will put it into the sink and call
  * sink->complete(), else it will call the leaf's consumer. */
 void tr__backward_defer(tr__backward *backward);

@@ -14,10 +14,12 @@
 static void module_destroy(void *self)
 {
     tr_module *module = self;
+    tr__unref(module->around);
     if (module->release) module->release(module->state);
     for (int i = 0; i < module->count; i++) {
         tr__module_entry *member = &module->members[i];
         tr__unref(member->kind == TR__CHILD ? (void *)member->child : (void *)member->tensor);
+        tr__unref(member->whole);
         free(member->name);
     }
     free(module->members);
@@ -272,12 +274,18 @@ static tr_tensor *with_path(tr_module *module, const tr_tensor *in_error)
     return output;
 }
 
-static tr_status run_forward(tr_tensor *const *inputs, int n, void *user, tr_tensor **outputs)
+tr_status tr__module_compute(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs)
 {
-    tr_module *module = user;
     if (module->many) return module->many(module, inputs, n, outputs);
     outputs[0] = module->forward(module, inputs, n);
     return tr_status_of(outputs[0]);
+}
+
+static tr_status run_forward(tr_tensor *const *inputs, int n, void *user, tr_tensor **outputs)
+{
+    tr_module *module = user;
+    tr__around *around = module->around;
+    return around ? around->run(around, module, inputs, n, outputs) : tr__module_compute(module, inputs, n, outputs);
 }
 
 tr_status tr_set_recompute(tr_module *module, bool on)

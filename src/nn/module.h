@@ -16,7 +16,14 @@ typedef struct tr__module_entry {
         tr_module *child; /* a reference */
         tr_tensor *tensor; /* a reference */
     };
+    tr_tensor *whole; /* a reference: what the module computes with, where tensor is this rank's shard of it; else NULL */
 } tr__module_entry;
+
+/* Stands around a module's forward: run() calls tr__module_compute(), in a forward and where one is recomputed. */
+typedef struct tr__around {
+    tr__object object;
+    tr_status (*run)(struct tr__around *around, tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs);
+} tr__around;
 
 /* How a module runs: in which mode, and what its dropouts draw from. */
 typedef struct tr__mode {
@@ -42,6 +49,7 @@ struct tr_module {
     size_t room;
     tr__mode mode;                     /* its own: see tr__mode_of() */
     bool recompute;                    /* its forward is a segment of the graph (ops/segment.h) */
+    tr__around *around;                /* a reference; NULL: nothing */
     const void *meets;                 /* the group whose other ranks its forward waits for, kept by its state; or NULL */
 };
 
@@ -73,6 +81,9 @@ uint64_t tr__samples_before(uint64_t samples);
 bool tr__caller_evaluates(void);
 bool tr__evaluates(const tr_module *module);
 tr__mode tr__mode_of(const tr_module *module);
+
+/* The module's own forward alone; sets all outputs. */
+tr_status tr__module_compute(tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs);
 
 /* What messages put before a path of root's, with a dot between: the root's name, as "sequential", where the path begins with a
  * number; else nothing (""). */

@@ -59,6 +59,7 @@ typedef struct tr__node {
 typedef struct tr__backward_step {
     tr_backward_call call; /* first: backward functions get its address */
     const tr__node *node;
+    struct tr__backward *backward;
     bool retain; /* .retain_graph: this node may run again */
     bool detached; /* gradients of leaves go to a sink, not to leaf->grad */
     bool as_now; /* parameters that were written to since the forward are read as they are now */

@@ -91,7 +91,8 @@ static int by_place(const void *x, const void *y)
 {
     const tr__optimized *a = x, *b = y;
     if (a->part != b->part) return a->part < b->part ? -1 : 1;
-    return (a->offset > b->offset) - (a->offset < b->offset);
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return (a->count > b->count) - (a->count < b->count); /* an empty one lies before the one that begins where it does */
 }
 
 /* Does q begin where p and its gap end? Then no foreign parameter lies between them. */

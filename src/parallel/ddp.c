@@ -40,6 +40,7 @@
 #include "parallel/ddp.h"
 #include "parallel/ddp_buckets.h"
 #include "parallel/ddp_compress.h"
+#include "parallel/fully_shard.h"
 #include "parallel/replicas.h"
 #include "parallel/same_model.h"
 
@@ -597,6 +598,7 @@ static tr_status compare_ranks(const tr__ddp *d, const tr_ddp_options *o, double
 {
     tr__facts facts = {0};
     tr_status status = o->module ? tr_status_of(state) : tr__fail(TR_INVALID, "ddp: it takes a module and a group, not NULL");
+    if (status == TR_OK) status = tr__shards_refuse("ddp", state);
     if (status != TR_OK) return tr__agree(d->group, "ddp", status, NULL);
     tr__facts_say(&facts, "modules_may_differ", "%s", o->modules_may_differ ? "on" : "off");
     tr__facts_number(&facts, "bucket_mb", bucket_mb);

@@ -7,6 +7,7 @@
  */
 #include "comm/control.h"
 #include "optim/optimizer.h"
+#include "parallel/fully_shard.h"
 #include "parallel/same_model.h"
 
 #include <trireme/parallel.h>
@@ -82,6 +83,7 @@ static tr_status compare(const tr_optimizer *optimizer, tr_group *group)
 {
     tr_status status = optimizer ? tr_status_of(optimizer)
                                  : tr__fail(TR_INVALID, "shard_optimizer: it takes an optimizer and a group, not NULL");
+    if (status == TR_OK) status = tr__shards_refuse("shard_optimizer", optimizer->list);
     if (status != TR_OK) return tr__agree(group, "shard_optimizer", status, NULL);
     tr__facts facts = {0};
     tr__tensors_say(optimizer->list, &facts);

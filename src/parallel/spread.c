@@ -7,12 +7,12 @@
 #include "comm/control.h"
 #include "comm/group/agree.h"
 
-static void destroy(void *self)
+void tr__spread_destroy(void *spread)
 {
-    tr__unref(((tr__spread *)self)->group);
+    tr__unref(((tr__spread *)spread)->group);
 }
 
-static const tr__type spread_type = {"spread", sizeof(tr__spread), destroy};
+static const tr__type spread_type = {"spread", sizeof(tr__spread), tr__spread_destroy};
 
 static tr_status add_up(void *group, tr_status own, double *sum)
 {
@@ -24,15 +24,22 @@ static void give_up(void *group)
     tr__group_give_up(group);
 }
 
+tr__spread *tr__spread_new(const tr__type *type, tr_group *group)
+{
+    tr__spread *spread = tr__object_new(type);
+    if (spread->object.error) return spread;
+    spread->group = tr_keep(group);
+    spread->add_up = add_up;
+    spread->give_up = give_up;
+    return spread;
+}
+
 tr_status tr__spread_over(tr__spread **place, tr_group *group)
 {
     if (tr_world_size(group) == 1) return TR_OK;
     TR_SCOPE;
-    tr__spread *spread = tr__object_new(&spread_type);
+    tr__spread *spread = tr__spread_new(&spread_type, group);
     TR__TRY(tr_status_of(spread));
-    spread->group = tr_keep(group);
-    spread->add_up = add_up;
-    spread->give_up = give_up;
     tr__unref(*place);
     *place = tr_keep(spread);
     return TR_OK;

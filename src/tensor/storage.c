@@ -35,12 +35,24 @@ tr__storage *tr__storage_new(tr_device device, size_t bytes, bool shared)
     return NULL;
 }
 
+void tr__storage_vacate(tr__storage *storage)
+{
+    if (storage->data) tr__device_release(storage->device, storage->data, storage->bytes ? storage->bytes : 1);
+    storage->data = NULL;
+}
+
+tr_status tr__storage_occupy(tr__storage *storage)
+{
+    if (storage->data) return TR_OK;
+    return tr__device_allocate(storage->device, storage->bytes ? storage->bytes : 1, &storage->data);
+}
+
 void tr__storage_unref(tr__storage *storage)
 {
     if (!storage || atomic_fetch_sub_explicit(&storage->refs, 1, memory_order_acq_rel) != 1) return;
     switch (storage->kind) {
     case TR__OWNED:
-        tr__device_release(storage->device, storage->data, storage->bytes ? storage->bytes : 1);
+        tr__storage_vacate(storage);
         break;
     case TR__SHARED:
         tr_shared_free(storage->data);

@@ -44,6 +44,10 @@ typedef struct tr__storage_source {
 const tr__storage_source *tr__storage_source_set(const tr__storage_source *source);
 static inline tr__storage *tr__storage_ref(tr__storage *s) { atomic_fetch_add(&s->refs, 1); return s; }
 void tr__storage_unref(tr__storage *storage); /* NULL does nothing */
+/* Gives the memory of a TR__OWNED storage back to the device, and takes memory for it again, unwritten; when it is there already,
+ * or gone, nothing happens. Tensors keep the storage, and its versions stay; meanwhile nobody may read or write what they show. */
+void tr__storage_vacate(tr__storage *storage);
+tr_status tr__storage_occupy(tr__storage *storage);
 /* Gives a fresh storage a version for each of n sections, which begin at these bytes, the first at 0. */
 tr_status tr__storage_divide(tr__storage *storage, const size_t *begins, int n);
 /* Marks a write to the bytes from begin up to end. */

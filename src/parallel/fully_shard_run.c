@@ -1,0 +1,332 @@
+/* Units in a forward and a backward: when the parameters come and go, and gradients go to the shards. */
+#include "parallel/fully_shard.h"
+
+#include "comm/control.h"
+#include "parallel/object_tensor.h"
+
+#include <stdlib.h>
+
+/* ---- Parameters come and go ------------------------------------------------------------------------------------- */
+
+static void set_away(const tr__unit *u, tr__unit_param *p, bool away)
+{
+    tr__error *error = p->whole->object.error;
+    if (away == (error != NULL)) return;
+    if (away) atomic_fetch_add(&u->away->refs, 1);
+    p->whole->object.error = away ? u->away : NULL;
+    tr__error_unref(error);
+}
+
+void tr__unit_vacate(tr__unit *u)
+{
+    for (int i = 0; i < u->n_params; i++) set_away(u, &u->params[i], true);
+    tr__storage_vacate(u->whole->parameters->storage);
+    u->here = false;
+}
+
+/* A parameter's version is its shard's: it has been written to when that has. To gather it again is not to write. */
+static tr_status gather(tr__unit *u)
+{
+    tr_tensor *whole = u->whole->parameters;
+    const tr_tensor *own = u->own->parameters;
+    TR__TRY(tr__storage_occupy(whole->storage));
+    TR__TRY(tr_all_gather_v(u->group, tr__ptr(own), tr__ptr(whole), u->counts[tr_rank(u->group)], .out_counts = u->counts,
+        .dtype = whole->dtype, .device = tr__device_of(whole), .tag = tr__bucket_tag(u->number, 0)));
+    for (int i = 0; i < u->n_params; i++) {
+        tr__unit_param *p = &u->params[i];
+        set_away(u, p, false);
+        tr__version_set(p->whole, tr__version(p->shard));
+    }
+    u->here = true;
+    return TR_OK;
+}
+
+/* ---- Gradients --------------------------------------------------------------------------------------------------- */
+
+/* Fills the gradients from one element to another with zeros. */
+static tr_status clear(const tr_tensor *gradients, int64_t from, int64_t to)
+{
+    if (from == to) return TR_OK;
+    tr_tensor *range = tr__tensor_view(gradients, TR_SHAPE(to - from), NULL, gradients->offset + from);
+    return tr_fill(range, 0);
+}
+
+/* Memory for the gradients of whole, in which each parameter that learns has its place; all else there is zero. */
+static tr_status make_gradients(tr__unit *u)
+{
+    TR_SCOPE;
+    const tr_tensor *whole = u->whole->parameters;
+    int64_t count = u->each * tr_world_size(u->group), written = 0;
+    tr_tensor *gradients = tr_empty(TR_SHAPE(count), .dtype = whole->dtype, .device = tr__device_of(whole));
+    TR__TRY(tr_status_of(gradients));
+    u->whole->gradients = tr_keep(gradients);
+    for (int i = 0; i < u->n_params; i++) {
+        tr_tensor *t = u->params[i].whole;
+        const tr__arena_slot *slot = tr__arena_slot_of(t);
+        if (!t->requires_grad) continue;
+        TR__TRY(clear(gradients, written, slot->offset));
+        tr_tensor *place = tr__tensor_view(gradients, t->shape, NULL, gradients->offset + slot->offset);
+        TR__TRY(tr_status_of(place));
+        if (t->leaf->has_grad) TR__TRY(tr_copy_into(place, t->leaf->grad)); /* it was final before the outputs' was */
+        tr__unref(t->leaf->grad);
+        t->leaf->grad = tr_keep(place);
+        written = slot->offset + slot->count;
+    }
+    return clear(gradients, written, count);
+}
+
+static void drop_gradients(tr__unit *u)
+{
+    for (int i = 0; i < u->n_params; i++) {
+        tr__leaf *leaf = u->params[i].whole->leaf;
+        leaf->has_grad = false;
+        tr__unref(leaf->grad);
+        leaf->grad = NULL;
+    }
+    tr__unref(u->whole->gradients);
+    u->whole->gradients = NULL;
+}
+
+/* Adds this rank's block of the averages to the gradients of its shards. What took no part has a gradient of zero. */
+static tr_status reduce(tr__unit *u)
+{
+    TR_SCOPE;
+    tr_tensor *gradients = u->whole->gradients;
+    int64_t own = u->each * tr_rank(u->group);
+    for (int i = 0; i < u->n_params; i++)
+        if (u->params[i].whole->requires_grad) TR__TRY(tr__arena_zero_missing(u->params[i].whole));
+    char *memory = tr__ptr(gradients);
+    TR__TRY(tr_reduce_scatter(u->group, memory, memory + (size_t)own * tr_dtype_size(gradients->dtype), u->each, .op = TR_AVG,
+        .dtype = gradients->dtype, .device = tr__device_of(gradients), .tag = tr__bucket_tag(u->number, 0)));
+    for (int i = 0; i < u->n_params; i++) {
+        tr_tensor *t = u->params[i].shard, *place = t->leaf->grad;
+        if (!u->params[i].whole->requires_grad) continue;
+        tr_tensor *average = tr__tensor_view(gradients, t->shape, NULL, gradients->offset + own + tr__arena_slot_of(t)->offset);
+        TR__TRY(tr_status_of(average));
+        TR__TRY(tr_copy_into(place, t->leaf->has_grad ? tr_add(place, average) : average));
+        t->leaf->has_grad = true;
+    }
+    drop_gradients(u);
+    u->reduced = true;
+    return TR_OK;
+}
+
+/* ---- In a backward ----------------------------------------------------------------------------------------------- */
+
+static void break_group(const tr__unit *u, tr_status status)
+{
+    TR__KEEP_ERROR;
+    tr__fail_context(status, "fully_shard: backward failed");
+    tr__group_give_up(u->group);
+}
+
+static tr_status backward_ends(void *user, tr_status status)
+{
+    tr__unit *u = user;
+    if (!u->running) return status;
+    if (status == TR_OK && !u->reduced) status = reduce(u);
+    if (status != TR_OK) break_group(u, status);
+    drop_gradients(u);
+    tr__unit_vacate(u);
+    u->running = NULL;
+    return status;
+}
+
+static void backward_is_cancelled(void *user, const tr__backward *backward, tr_status status)
+{
+    const tr__unit *u = user;
+    if (u->running == backward) break_group(u, status);
+}
+
+/* The backward has come to the unit. */
+static tr_status begin(tr__unit *u, tr__backward *backward)
+{
+    if (u->running == backward) return TR_OK;
+    if (tr__backward_sink(backward))
+        return tr__fail(TR_UNSUPPORTED, "fully_shard: a distributed context keeps gradients of whole parameters; use tr_backward()");
+    tr__backward *none = NULL;
+    if (!atomic_compare_exchange_strong(&u->running, &none, backward))
+        return tr__fail(TR_STATE, "fully_shard: another backward through the module is under way: one at a time, in the same order "
+            "on all ranks");
+    u->pending = 0;
+    for (int i = 0; i < u->n_params; i++) {
+        u->params[i].final = false;
+        u->pending += u->params[i].whole->requires_grad;
+    }
+    u->reduced = u->pending == 0;
+    tr_status status = tr__backward_on_end(backward, (tr__backward_callback){
+        .finish = backward_ends, .cancel = backward_is_cancelled, .user = u, .held = u});
+    if (status != TR_OK) {
+        u->running = NULL;
+        return status;
+    }
+    if (!u->here) TR__TRY(gather(u));
+    return u->reduced ? TR_OK : make_gradients(u);
+}
+
+/* Ends the unit's part in the backward, unless a node has yet to read a parameter, as where a frozen one is. */
+static tr_status end(tr__unit *u)
+{
+    if (!u->running || u->pending > 0) return TR_OK;
+    if (!u->reduced) TR__TRY(reduce(u));
+    for (int i = 0; i < u->n_params; i++)
+        if (tr__is_saved(u->params[i].whole)) return TR_OK;
+    tr__unit_vacate(u);
+    u->running = NULL;
+    return TR_OK;
+}
+
+static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
+{
+    tr__unit_param *p = user;
+    tr__unit *u = p->unit;
+    if (!leaf->requires_grad || !grad) return TR_OK;
+    TR__TRY(begin(u, backward));
+    if (p->final) return TR_OK;
+    p->final = true;
+    u->pending--;
+    return end(u);
+}
+
+/* ---- Nodes where a backward comes to a unit, and leaves it ------------------------------------------------------------ */
+
+typedef struct edge_attrs {
+    tr__unit *unit; /* the holder's */
+    bool leaves;    /* a backward leaves the unit here */
+} edge_attrs;
+
+enum { HOLDER, X };
+
+static tr_status edge_infer(tr_op_call *call)
+{
+    const tr_tensor *x = call->inputs[X];
+    call->outputs[0] = tr__tensor_view(x, x->shape, x->stride, x->offset);
+    call->n_outputs = 1;
+    return tr_status_of(call->outputs[0]);
+}
+
+static tr_status edge_forward(tr_op_call *call)
+{
+    (void)call; /* the output is the input */
+    return TR_OK;
+}
+
+static tr_status edge_backward(tr_backward_call *call)
+{
+    const edge_attrs *a = call->attrs;
+    if (!call->grad_outputs) { /* TR__OP_JOINT */
+        if (!a->leaves) tr__group_give_up(a->unit->group);
+        return TR_OK;
+    }
+    TR__TRY(a->leaves ? end(a->unit) : begin(a->unit, tr__backward_of(call)));
+    tr_tensor *dy = call->grad_outputs[0];
+    call->grad_inputs[X] = tr__tensor_view(dy, dy->shape, dy->stride, dy->offset);
+    return tr_status_of(call->grad_inputs[X]);
+}
+
+static const tr_op unit_edge = {
+    .size = sizeof(tr_op),
+    .name = "fully_shard",
+    .attrs_size = sizeof(edge_attrs),
+    .infer = edge_infer,
+    .forward = edge_forward,
+    .backward = edge_backward,
+    .saves_inputs = 1u << HOLDER,
+    .flags = TR__OP_ANYWHERE | TR__OP_JOINT,
+};
+
+/* x behind such a node; x itself where no gradient goes through it. */
+static tr_tensor *edge(tr__unit *u, tr_tensor *x, bool leaves)
+{
+    if (!x || tr__bad(x) || !x->requires_grad || !tr_grad_enabled()) return x;
+    tr_tensor *inputs[] = {[HOLDER] = tr__object_tensor(u, tr__device_of(x)), [X] = x};
+    return tr_apply(&unit_edge, &(edge_attrs){u, leaves}, inputs, 2, NULL);
+}
+
+/* ---- In a forward ------------------------------------------------------------------------------------------------- */
+
+/* In a backward, where the forward is recomputed, the parameters are there already. */
+static tr_status enter(tr__unit *u, bool *any_frozen)
+{
+    *any_frozen = false;
+    for (int i = 0; i < u->n_params; i++) {
+        tr__unit_param *p = &u->params[i];
+        if (p->shard->leaf->consumer)
+            return tr__fail(TR_UNSUPPORTED, "fully_shard: an optimizer steps the parameter %s in backward (tr_step_in_backward()); "
+                "call tr_step()", TR__TEXT(p->whole->shape));
+        p->whole->requires_grad = p->shard->requires_grad;
+        *any_frozen |= !p->whole->requires_grad;
+    }
+    return u->running ? TR_OK : gather(u);
+}
+
+static tr_status compute(tr__unit *u, tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs)
+{
+    bool any_frozen;
+    TR__TRY(enter(u, &any_frozen));
+    tr_tensor **given = calloc((size_t)n + 1, sizeof *given);
+    if (!given) return tr__fail(TR_NO_MEMORY, "fully_shard: out of memory");
+    /* Parameters that learn are done with when their gradients are final; after frozen ones this comes last. */
+    for (int i = 0; i < n; i++) given[i] = any_frozen ? edge(u, inputs[i], true) : inputs[i];
+    tr_status status = tr__module_compute(module, given, n, outputs);
+    free(given);
+    for (int i = 0; i < module->n_outputs && status == TR_OK; i++) {
+        status = outputs[i] ? tr_status_of(outputs[i]) : TR_OK;
+        if (status == TR_OK && outputs[i] && outputs[i]->storage == u->whole->parameters->storage)
+            status = tr__fail(TR_UNSUPPORTED, "fully_shard: an output %s of \"%s\" shows a parameter, whose memory goes after the "
+                "forward: return a copy", TR__TEXT(outputs[i]->shape), module->name);
+        if (status == TR_OK) outputs[i] = edge(u, outputs[i], false);
+    }
+    return status;
+}
+
+static tr_status run(tr__around *around, tr_module *module, tr_tensor *const *inputs, int n, tr_tensor **outputs)
+{
+    tr__unit *u = (tr__unit *)(void *)around;
+    tr_status status = compute(u, module, inputs, n, outputs);
+    bool grad = false;
+    for (int i = 0; i < module->n_outputs && status == TR_OK; i++) grad |= outputs[i] && outputs[i]->requires_grad;
+    bool stays = u->running || (grad && (u->keep || !u->enclosed));
+    if (!stays) tr__unit_vacate(u);
+    return tr__group_tell(u->group, status);
+}
+
+/* ---- A unit's life ------------------------------------------------------------------------------------------------- */
+
+tr_status tr__unit_start(tr__unit *u)
+{
+    u->around.run = run;
+    for (int i = 0; i < u->n_params; i++) {
+        tr__unit_param *p = &u->params[i];
+        p->hook = tr__leaf_hook_add(p->whole, gradient_is_final, p);
+        if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+    }
+    TR__KEEP_ERROR;
+    tr__fail(TR_STATE, "the memory of this parameter is on other ranks: it is in the tr_fully_shard() of a module whose forward is "
+        "not under way");
+    u->away = tr__error_take();
+    return TR_OK;
+}
+
+static void destroy(void *self)
+{
+    tr__unit *u = self;
+    for (int i = 0; i < u->n_params; i++) {
+        tr__unit_param *p = &u->params[i];
+        if (p->hook >= 0) {
+            set_away(u, p, false); /* no hook is taken from a leaf in error */
+            tr_grad_hook_remove(p->whole, p->hook);
+            if (!u->here) set_away(u, p, true);
+        }
+        tr__unref(p->whole);
+        tr__unref(p->shard);
+    }
+    free(u->params);
+    free(u->counts);
+    tr__unref(u->whole);
+    tr__unref(u->own);
+    tr__error_unref(u->away);
+    tr__unref(u->group);
+}
+
+const tr__type tr__unit_type = {"unit of sharded parameters", sizeof(tr__unit), destroy};
