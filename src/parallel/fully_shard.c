@@ -114,7 +114,6 @@ static tr_status take_stock(tr_module *module, found *f)
 {
     if (!module) return tr__fail(TR_INVALID, "fully_shard: it takes a module and a group, not NULL");
     TR__TRY(tr_status_of(module));
-    *f = (found){.parameters = tr_list_new(), .buffers = tr_list_new()};
     if (!module->forward && !module->many)
         return tr__fail(TR_INVALID, "fully_shard: \"%s\" has no forward, which would gather its parameters: shard its parts",
             tr_module_name(module));
@@ -136,10 +135,9 @@ static tr_status compare_ranks(const tr_fully_shard_options *o, tr_status status
 
 /* ---- Making a unit ------------------------------------------------------------------------------------------------- */
 
-/* This rank's shard of parameter i, with its value, which is here. */
-static tr_tensor *make_shard(tr__unit *u, int i)
+/* This rank's shard of a parameter, with its value, which is here. */
+static tr_tensor *make_shard(const tr__unit *u, const tr_tensor *whole)
 {
-    tr_tensor *whole = u->params[i].whole;
     tr__shard *mark = (tr__shard *)(void *)tr__spread_new(&shard_type, u->group);
     if (mark->spread.object.error) return tr__tensor_pass(mark);
     mark->whole = whole->shape;
@@ -175,7 +173,7 @@ static tr_status make_unit(tr__unit *u, const tr_fully_shard_options *o, const t
         tr_clear_grad(u->params[i].whole);
         tr__arena_leave(u->params[i].whole);
     }
-    u->whole = tr__ref(u->params[0].whole->leaf->arena);
+    u->whole = tr__ref(parameters->entries[0].tensor->leaf->arena);
     u->here = true;
     /* Shards begin at cache lines, as slots do: so a shard's leaves lie in an arena of their own as they lie in whole. */
     int64_t count = u->whole->count, each = (count + ranks - 1) / ranks;
@@ -192,12 +190,12 @@ static tr_status make_shards(tr__unit *u, const tr_tensor_list *parameters)
     TR_NO_GRAD;
     tr_tensor_list *shards = tr_list_new();
     for (int i = 0; i < u->n_params; i++) {
-        tr_tensor *shard = make_shard(u, i);
+        tr_tensor *shard = make_shard(u, parameters->entries[i].tensor);
         TR__TRY(tr_list_add(shards, parameters->entries[i].name, shard));
         u->params[i].shard = tr_keep(shard);
     }
     TR__TRY(tr__arena_build(shards));
-    u->own = tr__ref(u->params[0].shard->leaf->arena);
+    u->own = tr__ref(shards->entries[0].tensor->leaf->arena);
     return tr__unit_start(u);
 }
 
@@ -243,7 +241,7 @@ tr_status tr_fully_shard_with(const tr_fully_shard_options *options)
     TR__TRY(tr_status_of(o.group));
     if (!o.group) return tr__fail(TR_INVALID, "fully_shard: it takes a module and a group, not NULL");
     TR_SCOPE;
-    found f;
+    found f = {.parameters = tr_list_new(), .buffers = tr_list_new()};
     /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
     tr_status status = take_stock(o.module, &f);
     TR__TRY(compare_ranks(&o, status, &f));

@@ -235,11 +235,15 @@ static const tr_op unit_edge = {
     .flags = TR__OP_ANYWHERE | TR__OP_JOINT,
 };
 
-/* x behind such a node; x itself where no gradient goes through it. */
+/* x behind such a node; x itself where no gradient goes through it. The holder is a leaf, which a node that is recomputed keeps as it
+ * is: so the unit is gathered before its forward runs again. */
 static tr_tensor *edge(tr__unit *u, tr_tensor *x, bool leaves)
 {
     if (!x || tr__bad(x) || !x->requires_grad || !tr_grad_enabled()) return x;
-    tr_tensor *inputs[] = {[HOLDER] = tr__object_tensor(u, tr__device_of(x)), [X] = x};
+    tr_tensor *holder = tr__object_tensor(u, tr__device_of(x));
+    if (tr__bad(holder)) return holder;
+    holder->dtype = TR_F32;
+    tr_tensor *inputs[] = {[HOLDER] = tr_require_grad(holder), [X] = x};
     return tr_apply(&unit_edge, &(edge_attrs){u, leaves}, inputs, 2, NULL);
 }
 

@@ -17,7 +17,7 @@ for program in model_split resnet_on_workers rnn_remote_embedding rpc_model_spli
         refuses "usage: $program [--device NAME]" $program $words
     done
 done
-for program in cluster data_parallel_rpc gan hybrid_gpt hybrid_parallel hybrid_rpc sharded_optimizer spawn_ddp vae; do
+for program in cluster data_parallel_rpc fully_shard gan hybrid_gpt hybrid_parallel hybrid_rpc sharded_optimizer spawn_ddp vae; do
     refuses 'there is no option --stpes' $program --stpes 1
 done
 refuses 'usage: data_parallel' data_parallel --stpes 1

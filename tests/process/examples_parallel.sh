@@ -12,6 +12,10 @@ for ranks in 1 4; do
     "$BUILD/examples/sharded_optimizer" $ranks >out 2>err || fail "sharded_optimizer $ranks: $(cat out err)"
     grep -q 'the same weights as without' out || fail "sharded_optimizer $ranks says: $(cat out)"
 done
+for ranks in 1 3; do
+    "$BUILD/examples/fully_shard" $ranks >out 2>err || fail "fully_shard $ranks: $(cat out err)"
+    grep -q 'the same weights and moments as with DDP' out || fail "fully_shard $ranks says: $(cat out)"
+done
 for ranks in 1 2; do
     "$BUILD/examples/vae" $ranks >out 2>err || fail "vae $ranks: $(cat out err)"
     [ "$(head -c 15 samples.pgm)" = "$(printf 'P5\n224 224\n255')" ] && [ "$(wc -c <samples.pgm)" = 50191 ] || fail "vae writes no image"

@@ -8,7 +8,6 @@
 #include <trireme/trireme.h>
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { STEPS = 3, BATCH = 12, ROOM = 1 << 20 };
 
@@ -167,7 +166,7 @@ static void compare_with_one(rank *r, const kind *k, const way *w, const float *
 {
     TR_SCOPE;
     rank alone = {.world = 1};
-    float *own = malloc(ROOM * sizeof(float));
+    float *own = tr_data(tr_empty(TR_SHAPE(ROOM)));
     tr_module *net = k->make(100);
     tr_status status = prepare(net, k);
     if (status == TR_OK) status = train(&alone, net, k, w, w->optimizer(tr_parameters(net)), STEPS);
@@ -175,7 +174,6 @@ static void compare_with_one(rank *r, const kind *k, const way *w, const float *
     int64_t apart = -1;
     for (int64_t i = 0; i < n && apart < 0; i++)
         if (!(fabsf(own[i] - values[i]) < 1e-4f)) apart = i;
-    free(own);
     OK(status);
     CHECK(n > 0 && apart < 0);
 }
@@ -184,7 +182,7 @@ static void compare_with_one(rank *r, const kind *k, const way *w, const float *
 static void compare(rank *r, const kind *k, const way *w)
 {
     TR_SCOPE;
-    float *values[2] = {malloc(ROOM * sizeof(float)), malloc(ROOM * sizeof(float))};
+    float *values[2] = {tr_data(tr_empty(TR_SHAPE(ROOM))), tr_data(tr_empty(TR_SHAPE(ROOM)))};
     int64_t n[2] = {0};
     for (int sharded = 0; sharded < 2; sharded++) {
         TR_SCOPE;
@@ -209,8 +207,8 @@ static void compare(rank *r, const kind *k, const way *w)
     }
     CHECK(n[0] == n[1]);
     for (int64_t i = 0; i < n[0]; i++) {
-        bool same = w->micro == 1 && !(w->max_norm > 0) ? memcmp(&values[0][i], &values[1][i], sizeof(float)) == 0
-                                                        : fabsf(values[0][i] - values[1][i]) < 1e-4f;
+        bool exact = w->micro == 1 && !(w->max_norm > 0);
+        bool same = exact ? values[0][i] == values[1][i] : fabsf(values[0][i] - values[1][i]) < 1e-4f;
         if (!same)
             snprintf(r->failure, sizeof r->failure, "%s: value %lld of %lld is %.9g with DDP and %.9g sharded, on rank %d of %d", k->name,
                 (long long)i, (long long)n[0], values[0][i], values[1][i], r->number, r->world);
@@ -218,8 +216,6 @@ static void compare(rank *r, const kind *k, const way *w)
     }
     /* A batch norm sees the rank's rows; AdamW makes steps of rounding errors where a gradient is zero. */
     if (!r->failure[0] && k->inputs != images && w->optimizer == sgd) compare_with_one(r, k, w, values[1]);
-    free(values[0]);
-    free(values[1]);
 }
 
 static void every_kind(rank *r)
@@ -333,6 +329,42 @@ static void what_takes_no_part_has_zeros(void **state)
 {
     (void)state;
     run(3, leave_a_half_out, NULL);
+}
+
+typedef struct watcher {
+    const tr_module *unit;
+    int recomputed, gathered; /* how often, and in how many of these backward had gathered the unit */
+} watcher;
+
+static tr_tensor *watch(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    watcher *w = tr_module_state(self);
+    w->recomputed += tr_recomputing();
+    w->gathered += tr_recomputing() && ((const tr__unit *)(const void *)w->unit->around)->running;
+    return inputs[0];
+}
+
+/* Backward gathers it once: then the forward runs again. */
+static void recompute_a_unit(rank *r)
+{
+    tr_module *w = tr_module_new("watch", sizeof(watcher), watch);
+    tr_module *part = tr_sequential(tr_linear(7, 5, .seed = 1), tr_activation_layer(tr_gelu), w, tr_linear(5, 7, .seed = 2));
+    tr_module *net = tr_sequential(tr_linear(7, 7, .seed = 3), part, tr_linear(7, 2, .seed = 4));
+    watcher *seen = tr_module_state(w);
+    seen->unit = part;
+    OK(tr_set_recompute(part, true));
+    OK(tr_fully_shard(part, r->group));
+    OK(tr_fully_shard(net, r->group));
+    OK(tr_backward(tr_mean(tr_forward(net, mlp_inputs()))));
+    CHECK(seen->recomputed == 1 && seen->gathered == 1);
+    OK(tr_leave(r->group));
+}
+
+static void a_unit_is_gathered_before_it_is_recomputed(void **state)
+{
+    (void)state;
+    run(2, recompute_a_unit, NULL);
 }
 
 /* ---- Memory ----------------------------------------------------------------------------------------------------------- */
@@ -478,6 +510,7 @@ int main(void)
         cmocka_unit_test(it_evaluates_between_steps),
         cmocka_unit_test(graphs_may_have_any_form),
         cmocka_unit_test(what_takes_no_part_has_zeros),
+        cmocka_unit_test(a_unit_is_gathered_before_it_is_recomputed),
         cmocka_unit_test(memory_comes_and_goes),
         cmocka_unit_test(a_unit_may_stay_until_backward),
         cmocka_unit_test(checkpoints_fit_any_number_of_ranks),

@@ -28,6 +28,7 @@ alike() {
 both 'sizes:' spawn_ddp --samples 80 2
 both loss hybrid_parallel --samples 36
 both loss sharded_optimizer --steps 3 3
+both loss fully_shard --steps 3 3
 both loss tensor_parallel --steps 4
 both loss vae --samples 64 2
 both workers rpc_model_split --steps 4

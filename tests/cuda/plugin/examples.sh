@@ -39,6 +39,8 @@ both tensor_parallel --steps 4
 alike loss
 both sharded_optimizer --steps 3 2
 alike loss
+both fully_shard --steps 3 2
+alike loss
 both vae --samples 64 2
 alike loss
 both rpc_model_split --steps 4
