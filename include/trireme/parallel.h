@@ -309,48 +309,55 @@ typedef struct tr_fully_shard_options {
     const char *given;
     tr_module *module;
     tr_group *group;
-    bool keep_after_forward; /* the parameters stay from forward to backward: one all_gather less, and no memory saved between
-                                them; as reshard_after_forward=False */
+    bool keep_after_forward; /* the parameters stay from forward to backward, which saves an all_gather but no memory in
+                                between: PyTorch's reshard_after_forward=False */
     const char *file;        /* where the call is, for messages: the macro sets both */
     int line;
 } tr_fully_shard_options;
 /*
- * tr_fully_shard(module, group): each rank keeps a shard of the module's parameters, of their gradients and of the optimizer's state,
- * which is stage 3 of ZeRO (Rajbhandari et al. 2020; Zhao et al., PyTorch FSDP, VLDB 2023). Call it on each block of a model, then on
- * the model: what is below the module and in no earlier call's unit becomes one unit.
+ * tr_fully_shard(module, group): each rank keeps a shard of the module's parameters, of their gradients and of the
+ * optimizer's state. This is stage 3 of ZeRO (Rajbhandari et al. 2020) in the shape of PyTorch's FSDP (Zhao et al.,
+ * VLDB 2023). Call it on each block of a model, then on the model: what is below the module and was in no earlier call
+ * becomes one unit.
  *
- *   for (int i = 0; i < layers; i++) TR_CHECK(tr_fully_shard(tr_module_find(net, name_of[i]), world));
+ *   for (int i = 0; i < layers; i++) TR_CHECK(tr_fully_shard(tr_module_find(net, names[i]), world));
  *   TR_CHECK(tr_fully_shard(net, world));
  *   tr_optimizer *opt = tr_adamw(tr_parameters(net), .lr = 1e-3);
  *
- * The module stays the same object: tr_forward(net, x), tr_backward(loss), tr_step(opt). Before a forward of the unit's module its
- * parameters are gathered from all ranks, and their memory goes after it; those of the outermost unit stay until backward. When
- * backward comes to the module they are gathered again. When the gradients of the unit are final, each rank adds the average of its
- * shard to that shard's gradient, as tr_ddp() would average it, and the rest goes. A parameter that took no part has a zero gradient.
+ * The module stays the same object: tr_forward(net, x), tr_backward(loss), tr_step(opt). Before a forward of the unit's
+ * module its parameters are gathered from all ranks, and after it their memory goes; that of the outermost unit stays
+ * until backward. When backward comes to the module they are gathered again. When the gradients of the unit are final,
+ * each rank adds the average of its range, as tr_ddp() would average it, to its shards' gradients, and the rest goes. A
+ * parameter that took no part has a gradient of zero.
  *
- * tr_parameters() and tr_state_dict() have this rank's shards: of a parameter [rows, columns] a leaf [n, 1], n elements of it in
- * row-major order, which may be 0. Elementwise optimizers take them, and tr_clip_grad_norm() and tr_unscale_grad() count over the
- * group. tr_freeze() works as before.
+ * tr_parameters() and tr_state_dict() have this rank's shards: of a parameter [rows, columns] a leaf [n, 1] of n
+ * elements in row-major order; n may be 0. Elementwise optimizers take them, and tr_clip_grad_norm() and
+ * tr_unscale_grad() count over the group. tr_freeze() works as before. Shards belong to the module, as its parameters
+ * did.
  *
- * Collective. First it compares the ranks' parameters and modules; what differs is TR_MISMATCH on every rank. Then all get rank 0's
- * parameters and buffers. Later each rank has its own buffers. Forwards and backwards are collective, too, in one order on all ranks. A
- * rank that fails in one breaks the group: the others get TR_PEER, which names it and quotes its message. The parameters of a unit
- * have one dtype and device. With one rank it changes nothing.
+ * Collective. First it compares the ranks' parameters, modules and options: what differs is TR_MISMATCH on every rank,
+ * and the module is as it was. Then all ranks get rank 0's parameters and buffers; later each rank has its own buffers.
+ * Forwards and backwards are collective, too, in one order on all ranks. A rank that fails in one breaks the group: the
+ * others get TR_PEER, which names it and quotes its message. The parameters of a unit have one dtype and device. With
+ * one rank nothing is changed.
  *
- * Not with tr_ddp(), tr_data_parallel(), tr_shard_optimizer(), tensor parallel layers, tr_step_in_backward(), tr_dist_backward(), or
- * optimizers that look at whole parameters (LAMB, LARS, Muon): each refuses the other (TR_UNSUPPORTED or TR_STATE). A parameter that is
- * used outside the forward of its unit's module is an error. Gradient hooks of shards are not called. */
+ * Not with tr_ddp(), tr_data_parallel(), tr_shard_optimizer(), tensor parallel layers, tr_step_in_backward(),
+ * tr_dist_backward(), or optimizers that look at whole parameters (LAMB, LARS, Muon): these are TR_UNSUPPORTED or
+ * TR_STATE. So is a parameter that is used outside the forward of its unit's module. Gradient hooks of shards are not
+ * called.
+ */
 #define tr_fully_shard(...) TR__NEW2(tr_fully_shard, module, group, __VA_ARGS__, TR__HERE)
 TR_API TR_MUST_CHECK tr_status tr_fully_shard_with(const tr_fully_shard_options *options);
 
-/* The whole tensors of a list of shards of the module's parameters: of tr_state_dict(module), or of tr_optimizer_state() of an
- * optimizer with its parameters. They are copies in the CPU's memory on every rank; what is no shard, as a buffer, is rank 0's.
- * Collective: all ranks call it with the same list. A checkpoint of such lists, saved by rank 0, fits any program and any number of
- * ranks. */
+/* The whole tensors of a list of shards of the module's parameters: of tr_state_dict(module), or of
+ * tr_optimizer_state() of an optimizer with its parameters. They are copies in the CPU's memory on every rank; what is
+ * no shard, such as a buffer, is rank 0's. Collective: all ranks give the same list. A checkpoint of such lists fits
+ * any program and any number of ranks. */
 #define tr_unshard_state(module, state) tr_unshard_state_at((module), (state), TR__FILE, TR__LINE)
 TR_API tr_tensor_list *tr_unshard_state_at(tr_module *module, const tr_tensor_list *state, const char *file, int line);
-/* The reverse, on one rank alone: this rank's shards of whole tensors, for tr_load_state_dict() and tr_optimizer_load(). They show the
- * memory of the list where it is on the CPU and contiguous. */
+/* The reverse, which sends nothing: this rank's shards of whole tensors, for tr_load_state_dict() and
+ * tr_optimizer_load(). They show the memory of the list's tensors where these are contiguous. What is of no sharded
+ * parameter, or has another shape, is passed on as it is. */
 TR_API tr_tensor_list *tr_shard_state(tr_module *module, const tr_tensor_list *whole);
 
 /* ---- Collectives on tensors, outside the graph ----------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /*
- * Fully sharded data parallelism: ZeRO, stage 3 (Rajbhandari et al., SC'20), in the shape of PyTorch's FSDP (Zhao et al., VLDB 2023).
- * A rank keeps a shard of each unit's parameters, of their gradients and of the optimizer's state:
+ * Fully sharded data parallelism: ZeRO, stage 3 (Rajbhandari et al., SC'20), in the shape of PyTorch's FSDP (Zhao et al., VLDB
+ * 2023). A rank keeps a shard of each unit's parameters, of their gradients and of the optimizer's state:
  *
  *   forward    all_gather the unit, compute, let its memory go         (fully_shard_run.c)
  *   backward   all_gather the unit, compute, reduce_scatter its gradients, let both go
@@ -77,8 +77,8 @@ static tr_status find_tensor(tr__walk *walk, const tr__module_entry *member)
     tr_tensor *t = member->tensor;
     if (member->whole && is_within(f, walk->path)) return TR_OK;
     if (member->whole)
-        return tr__fail(TR_STATE, "fully_shard: \"%s\" is sharded with a module around this one already: shard the parts first, then "
-            "the whole", walk->path);
+        return tr__fail(TR_STATE, "fully_shard: \"%s\" is sharded with a module around this one already: shard the parts first, "
+            "then the whole", walk->path);
     tr_status status = tr_status_of(t);
     if (status != TR_OK)
         return tr__fail_context(status, "fully_shard: \"%s\" is shared with a part that was sharded before it", walk->path);
@@ -99,11 +99,11 @@ static tr_status check_parameters(const tr_tensor_list *list)
         if (t->leaf->shards)
             return tr__fail(TR_UNSUPPORTED, "fully_shard: \"%s\" is a shard of what several ranks have together already", name);
         if (t->leaf->arena || t->leaf->averagers)
-            return tr__fail(TR_STATE, "fully_shard: an optimizer or DDP holds \"%s\" already: shard a module before its optimizer is "
-                "made; a sharded module needs no tr_ddp()", name);
+            return tr__fail(TR_STATE, "fully_shard: an optimizer or DDP holds \"%s\" already: shard a module before its optimizer "
+                "is made; a sharded module needs no tr_ddp()", name);
         if (t->dtype != first->dtype || !tr_device_equal(tr__device_of(t), tr__device_of(first)))
-            return tr__fail(TR_UNSUPPORTED, "fully_shard: \"%s\" is %s on %s, and \"%s\" %s on %s: the parameters of a unit have one "
-                "dtype and device; shard parts of the module apart", name, tr_dtype_name(t->dtype),
+            return tr__fail(TR_UNSUPPORTED, "fully_shard: \"%s\" is %s on %s, and \"%s\" %s on %s: the parameters of a unit have "
+                "one dtype and device; shard parts of the module apart", name, tr_dtype_name(t->dtype),
                 tr_device_name(tr__device_of(t), (char[16]){0}), list->entries[0].name, tr_dtype_name(first->dtype),
                 tr_device_name(tr__device_of(first), (char[16]){0}));
     }

@@ -19,8 +19,8 @@ typedef struct tr__shard {
 
 /* NULL: the leaf is no such shard. */
 const tr__shard *tr__shard_of(const tr_tensor *leaf);
-/* The shape of rank r's shard, whose first element is *from of the parameter. It keeps the number of dimensions, by which optimizers
- * tell matrices: [elements, 1, …]. */
+/* The shape of rank r's shard, whose first element is *from of the parameter. It keeps the number of dimensions, by which
+ * optimizers tell matrices: [elements, 1, …]. */
 tr_shape tr__shard_shape(const tr__shard *shard, int r, int64_t *from);
 /* Fails when a leaf of the list is such a shard: `what` takes whole parameters. */
 tr_status tr__shards_refuse(const char *what, const tr_tensor_list *list);
@@ -55,9 +55,9 @@ struct tr__unit {
     tr__error *away;          /* what whole tensors are in error with */
     bool here;                /* the memory of whole is there, with the ranks' values of the latest forward */
 
-    _Atomic(tr__backward *) running; /* the backward that has gathered it; NULL: none. */
+    _Atomic(tr__backward *) running; /* the backward that has gathered it; NULL: none */
     int pending;              /* in it: gradients that are not final */
-    bool learns, reduced;     /* some require a gradient; these are in the shards, or there is none */
+    bool reduced;             /* in it: the gradients are in the shards, or there is none */
 };
 
 extern const tr__type tr__unit_type;

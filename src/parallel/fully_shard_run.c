@@ -143,7 +143,8 @@ static tr_status begin(tr__unit *u, tr__backward *backward)
 {
     if (u->running == backward) return TR_OK;
     if (tr__backward_sink(backward))
-        return tr__fail(TR_UNSUPPORTED, "fully_shard: a distributed context keeps gradients of whole parameters; use tr_backward()");
+        return tr__fail(TR_UNSUPPORTED, "fully_shard: a distributed context keeps gradients of whole parameters; use "
+            "tr_backward()");
     tr__backward *none = NULL;
     if (!atomic_compare_exchange_strong(&u->running, &none, backward))
         return tr__fail(TR_STATE, "fully_shard: another backward through the module is under way: one at a time, in the same order "
@@ -214,8 +215,9 @@ static tr_status edge_forward(tr_op_call *call)
 static tr_status edge_backward(tr_backward_call *call)
 {
     const edge_attrs *a = call->attrs;
-    if (!call->grad_outputs) { /* TR__OP_JOINT */
+    if (!call->grad_outputs) { /* TR__OP_JOINT: the backward has failed before it came here */
         if (!a->leaves) tr__group_give_up(a->unit->group);
+        if (!a->unit->running) tr__unit_vacate(a->unit);
         return TR_OK;
     }
     TR__TRY(a->leaves ? end(a->unit) : begin(a->unit, tr__backward_of(call)));
@@ -235,8 +237,8 @@ static const tr_op unit_edge = {
     .flags = TR__OP_ANYWHERE | TR__OP_JOINT,
 };
 
-/* x behind such a node; x itself where no gradient goes through it. The holder is a leaf, which a node that is recomputed keeps as it
- * is: so the unit is gathered before its forward runs again. */
+/* x behind such a node; x itself where no gradient goes through it. The holder is a leaf, which a node that is recomputed keeps as
+ * it is: so the unit is gathered before its forward runs again. */
 static tr_tensor *edge(tr__unit *u, tr_tensor *x, bool leaves)
 {
     if (!x || tr__bad(x) || !x->requires_grad || !tr_grad_enabled()) return x;

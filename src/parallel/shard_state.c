@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The parameter that an entry is of: "weight" itself, or of an optimizer's state "weight.exp_avg". NULL: of none that is sharded. */
+/* The parameter that an entry is of: "weight" itself, or of an optimizer's state "weight.exp_avg". NULL: none is sharded. */
 static const tr__shard *shard_named(const tr_tensor_list *parameters, const char *name)
 {
     for (int i = 0; i < parameters->count; i++) {

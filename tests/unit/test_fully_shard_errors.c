@@ -1,5 +1,6 @@
 /* Fully sharded parameters where they cannot be: ranks that differ or fail, and what refuses them. */
 #include "comm_ranks.h"
+#include "dist_nets.h"
 
 #include "parallel/fully_shard.h"
 
@@ -85,7 +86,7 @@ static void fail_in_the_middle(rank *r)
     CHECK(status == (fails ? TR_STATE : TR_PEER));
     if (!fails) SAYS("rank 1 (pid ");
     SAYS(when == IN_FORWARD ? "trouble in forward" : "trouble in backward");
-    CHECK(!is_here(net, "0") && !is_here(net, "1") && (when == IN_FORWARD || !is_here(net, "")));
+    CHECK(!is_here(net, "0") && !is_here(net, "1") && !is_here(net, ""));
     CHECK(tr_barrier(r->group) != TR_OK);
     CHECK(tr_status_of(tr_forward(net, tr_ones(TR_SHAPE(2, 4)))) != TR_OK);
     CHECK(!is_here(net, ""));
@@ -272,6 +273,31 @@ static void what_is_used_outside_its_forward_is_an_error(void **state)
     for (int which = 0; which < 4; which++) run(2, use_outside, &which);
 }
 
+/* A distributed context, whose gradients are not at the leaves. */
+static void walk_in_a_context(rank *r)
+{
+    dist_worker w;
+    OK(dist_begin(&w, r->group));
+    tr_group *own = tr_group_split(r->group, 0, r->number);
+    tr_module *net = make_net(NEVER);
+    OK(shard(net, own));
+    {
+        TR_DIST_CONTEXT(w.rpc, context);
+        tr_status status = tr_dist_backward(context, tr_mean(tr_forward(net, tr_ones(TR_SHAPE(2, 4)))));
+        CHECK(status == TR_UNSUPPORTED || status == TR_PEER);
+        SAYS("fully_shard: a distributed context keeps gradients of whole parameters");
+    }
+    CHECK(!is_here(net, "0") && !is_here(net, "1") && !is_here(net, ""));
+    OK(tr_barrier(r->group));
+    OK(tr_rpc_stop(w.rpc));
+}
+
+static void distributed_contexts_are_refused(void **state)
+{
+    (void)state;
+    run(DIST_WORKERS, walk_in_a_context, NULL);
+}
+
 int main(void)
 {
     setenv("TRIREME_CPU_DEVICES", "2", 1);
@@ -282,6 +308,7 @@ int main(void)
         cmocka_unit_test(other_units_at_a_time_are_a_mismatch),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(what_is_used_outside_its_forward_is_an_error),
+        cmocka_unit_test(distributed_contexts_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
