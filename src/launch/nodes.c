@@ -23,7 +23,8 @@ enum {
     RETURN_MS = 60000,       /* for nodes that have lost one, to notice that and end their ranks */
     ANSWER_MS = 20000,       /* for node 0's store, once the nodes have met: the launcher may be cut off */
     REFUSE_MS = 5000,        /* to find those that are to be told that this one cannot take part */
-    SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
+    SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead; */
+    SILENT_SPARE_MS = 30000, /* sooner where the job can do without it */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
     SIGNAL_FIRST_MS = 500,   /* a death by signal comes before an exit at most so much earlier */
     VICTIM_LAST_MS = 86400000, /* longer than any job takes to end */
@@ -146,14 +147,15 @@ static tr_status call_roll(tr__nodes *n, const tr_launch_options *o, int64_t dea
     }
 }
 
-/* The group's message names the launcher that it has lost, as a rank of its own: "rank 2 (pid 4242) died", or "rank 0 waited 600 s
- * for rank 2". -1: it does not. */
+/* The group's message names the launcher that it has lost, as a rank of its own: "rank 2 (pid 4242) died", or "rank 0 waited 30 s
+ * for rank 2", which may be this one. -1: it does not. */
 static int find_lost(const tr__nodes *n, const char *message)
 {
     for (const char *at = message; (at = strstr(at, "rank ")) != NULL; at++) {
         int rank, used;
         if (sscanf(at, "rank %d%n", &rank, &used) != 1 || strncmp(at + used, " waited ", strlen(" waited ")) == 0) continue;
-        if (rank >= 0 && rank < n->count && rank != n->rank) return rank;
+        bool awaited = at - message >= 4 && strncmp(at - 4, "for ", 4) == 0;
+        if (rank >= 0 && rank < n->count && (rank != n->rank || awaited)) return rank;
     }
     return -1;
 }
@@ -180,7 +182,14 @@ static void lose(tr__nodes *n)
         snprintf(what, sizeof what, "; node%s %s left, and %d are needed", left + strlen("rank"), count > 1 ? "are" : "is",
             n->least);
     const char *host = *n->nodes[node].host ? n->nodes[node].host : "?"; /* lost before it said so */
-    snprintf(n->lost_text, sizeof n->lost_text, "node %d (%s) is gone, and all its ranks%s: %s", number, host, what, message);
+    const char *how = node == n->rank ? "said nothing for so long that the others have given it up" : "is gone, and all its ranks";
+    snprintf(n->lost_text, sizeof n->lost_text, "node %d (%s) %s%s: %s", number, host, how, what, message);
+}
+
+/* How long a launcher may say nothing: it is stopped, say, or its host is. */
+static int silent_ms(const tr__nodes *n)
+{
+    return n->least < n->most ? SILENT_SPARE_MS : SILENT_MS;
 }
 
 static void number_ranks(tr__nodes *n)
@@ -344,7 +353,7 @@ bool tr__nodes_step(tr__nodes *n)
     if (!n->work && !n->over && !n->lost && tr__now_ns() >= n->next_ns) {
         n->sent = n->mine;
         n->work = tr_keep(tr_all_gather_async(n->group, &n->sent, n->coming, (int64_t)sizeof n->sent, .dtype = TR_U8,
-            .timeout_ms = SILENT_MS));
+            .timeout_ms = silent_ms(n)));
         n->next_ns = tr__now_ns() + (int64_t)TR__NODE_ROUND_MS * 1000000;
     }
     return news;
@@ -477,7 +486,8 @@ tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *re
         status = TR_OK;
     }
     /* Node 0, which serves the store, is the last to go. */
-    if (!n->lost && tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = n->timeout_ms)) != TR_OK) lose(n);
+    int timeout_ms = n->timeout_ms < silent_ms(n) ? n->timeout_ms : silent_ms(n);
+    if (!n->lost && tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = timeout_ms)) != TR_OK) lose(n);
     return status ? tr__fail(status, "%s", report->text) : TR_OK;
 }
 
@@ -494,6 +504,7 @@ bool tr__nodes_begin_again(tr__nodes *n, int interrupt)
 
 void tr__nodes_leave(tr__nodes *n)
 {
+    TR__KEEP_ERROR;
     leave_group(n);
     tr_release(n->here);
     tr_release(n->store);

@@ -68,7 +68,8 @@ typedef struct tr__nodes {
     tr__word sent, *coming; /* with what goes in and out */
     int64_t start_ns, next_ns;
     bool over;              /* all have ended, */
-    bool lost;              /* or one is gone: lost_node (-1: it is not known which) of those that take part */
+    bool lost;              /* or one is gone: lost_node of those that take part (-1: it is not known which; this one: the others
+                             * have given it up) */
     int lost_node;
     char lost_text[512];
 } tr__nodes;

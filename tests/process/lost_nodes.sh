@@ -135,6 +135,37 @@ kill -TERM "$(launcher 2)"
 expect "143 143 143"
 ! grep -q 'started again' err0 err1 err2 || fail "ranks that were stopped are started again"
 
+# ---- Launchers that are stopped, and go on ----
+
+# Node 1 is given up as if it were lost, and finds that out. It may take part again.
+for k in 0 1 2; do
+    node $k --nnodes 2:3 --max-restarts 2 \
+        sh -c "\"\$0\" where; [ \$TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep $mark; until [ -e done ]; do sleep 0.1; done" \
+        "$where"
+done
+for k in 0 1 2; do until_says out$k "rank $k of 3: where: well"; done
+kill -STOP "$(launcher 2)"
+for k in 0 2; do
+    until_says err$k 'node 1 (.*) is gone, and all its ranks: .* waited 30 s for rank 1 '
+    until_says err$k '2 of 3 ranks are started again, on nodes 0 and 2, time 1 of 2'
+done
+until_says out2 'rank 1 of 2: where: well'
+kill -CONT "$(launcher 2)"
+until_says err1 'node 1 (.*) said nothing for so long that the others have given it up: '
+until_says err1 'the job has begun without node 1, which waits until the ranks are started again'
+touch done
+expect "0 1 0"
+says err1 'trireme run: .* is gone, or the job has ended'
+rm done
+
+# Without node 0 no node goes on, not even itself.
+job 1:3 1
+kill -STOP "$(launcher 1)"
+for k in 1 2; do until_says err$k 'node 0 (.*) is gone, and all its ranks and the job.s store, without which no node goes on'; done
+kill -CONT "$(launcher 1)"
+expect "1 1 1"
+says err0 'trireme run: node 0 (.*) said nothing for so long that the others have given it up and the job.s store, without which '
+
 # ---- While the nodes meet ----
 
 # Node 1 goes again, and another launcher takes its place; node 2 is needed, and comes later.
