@@ -450,6 +450,7 @@ tr_status tr_fit_with(const tr_fit_options *options)
     if (!t) return tr__fail(TR_INVALID, "fit: no trainer");
     tr_status own = check_options(options);
     if (own != TR_OK) return tr__agree(t->plan.group, "fit", own, NULL); /* the others compare their options, and hear of it there */
+    t->common_failure = false; /* that of an earlier call */
     int64_t now = tr__now_ns(), until = options->stop_at ? options->stop_at : t->plan.steps;
     fit f = {
         .options = options,

@@ -126,6 +126,10 @@ static void one_process_names_the_parameter(void **state)
     FAILS(TR_INVALID, train(&of, NULL, NULL, 0, NULL),
           "step 1: the loss is not a number; the gradient of \"3.weight\" (linear, [3, 8]) is the first that backward made not "
           "finite, and the input of its sample 0 of the batch is not finite; nothing was applied");
+    assert_true(of.report.common_failure);
+    /* What fails next is reported for itself. */
+    FAILS(TR_IO, tr_fit(of.trainer, .folder = "/dev/null/nowhere", .report = &of.report), "/dev/null/nowhere");
+    assert_false(of.report.common_failure);
 }
 
 /* A rank's gradient is spoilt after it was computed: once more it is sound. */
