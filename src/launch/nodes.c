@@ -21,7 +21,8 @@ enum {
     JOIN_MS = 30000,         /* for launchers that have all come */
     LAST_CALL_MS = 30000,    /* once as many nodes as are needed have come, for the others */
     RETURN_MS = 60000,       /* for nodes that have lost one, to notice that and end their ranks */
-    ANSWER_MS = 20000,       /* for node 0's store, once the nodes have met: the launcher may be cut off */
+    ANSWER_MS = 20000,       /* for node 0's store, once the nodes have met: the launcher may be cut off; and for the others to ask
+                              * it how the job has ended */
     REFUSE_MS = 5000,        /* to find those that are to be told that this one cannot take part */
     SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead; */
     SILENT_SPARE_MS = 30000, /* sooner where the job can do without it */
@@ -388,15 +389,17 @@ const tr__word *tr__nodes_first_failure(const tr__nodes *n)
 
 /* ---- The end ------------------------------------------------------------------------------------------------------ */
 
-static void name_report(int node, char key[32])
+enum { KEY = 32 };
+static const char *key_of(const char *what, int node, char key[KEY])
 {
-    snprintf(key, 32, "report/%d", node);
+    snprintf(key, KEY, "%s/%d", what, node);
+    return key;
 }
 
 bool tr__nodes_publish(tr__nodes *n, const char *text)
 {
-    char key[32];
-    name_report(n->rank, key);
+    char key[KEY];
+    key_of("report", n->rank, key);
     return !n->lost && tr_store_set(n->here, key, text, strlen(text)) == TR_OK;
 }
 
@@ -446,11 +449,11 @@ static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launc
     report->signal = w->signal;
     size_t bytes = sizeof report->text, used = tell_culprit(n, report);
     used += (size_t)snprintf(report->text + used, bytes - used, "node %d (%s): ", n->members[node], n->nodes[node].host);
-    char key[32];
+    char key[KEY];
     void *theirs = NULL;
     size_t length;
-    name_report(node, key);
-    if (node != n->rank && !n->lost && w->told && tr_store_get(n->here, key, &theirs, &length) == TR_OK) own = theirs;
+    bool asks = node != n->rank && w->told && (n->over || !n->lost);
+    if (asks && tr_store_get(n->here, key_of("report", node, key), &theirs, &length) == TR_OK) own = theirs;
     if (node == n->rank || theirs)
         snprintf(report->text + used, bytes - used, "%s", own);
     else
@@ -466,17 +469,54 @@ static void tell_stop(const tr__nodes *n, tr_launch_report *report)
         strsignal(report->signal), report->seconds);
 }
 
+/* A node may die when some have its last word, and others not. What holds for all is what the first of them says in the store: the
+ * last words of all nodes, or which node it has lost. Without node 0 there is no store, and nobody goes on. */
+static void agree_on_end(tr__nodes *n)
+{
+    size_t bytes = n->over ? (size_t)n->count * sizeof *n->all : strlen(n->lost_text);
+    const void *mine = n->over ? (void *)n->all : n->lost_text;
+    void *first = NULL;
+    char key[KEY];
+    int number = -1;
+    if (n->lost && n->lost_node == 0) return;
+    if (tr__store_compare_set(n->here, "end", NULL, 0, mine, bytes, ANSWER_MS, &first, &bytes) != TR_OK) return;
+    bool over = *(const char *)first < 'a'; /* else it is "node 1 …", or "a node …" */
+    if (over) {
+        memcpy(n->all, first, bytes);
+    } else if (n->over) {
+        n->lost = true;
+        n->lost_node = n->count - 1;
+        snprintf(n->lost_text, sizeof n->lost_text, "%.*s", (int)bytes, (const char *)first);
+        sscanf(n->lost_text, "node %d", &number);
+        while (n->lost_node >= 0 && n->members[n->lost_node] != number) n->lost_node--;
+    }
+    n->over = over;
+    free(first);
+    (void)!tr_store_set(n->here, key_of("asked", n->rank, key), "", 0);
+}
+
+/* Node 0 serves those that have yet to ask. */
+static void await_asked(const tr__nodes *n)
+{
+    int64_t until = tr__in_ms(ANSWER_MS), left;
+    char key[KEY];
+    for (int i = 1; i < n->count; i++)
+        if (i != n->lost_node && (left = (until - tr__now_ns()) / 1000000) > 0)
+            (void)!tr_store_wait(n->here, key_of("asked", i, key), (int)left);
+}
+
 /* A node that was lost comes before what failed here afterwards, for that is likely the consequence; but not before what
  * was known when all nodes were there. */
 tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *report)
 {
+    agree_on_end(n);
     tr_status status = TR_CHILD;
     const tr__word *failed = tr__nodes_first_failure(n);
     bool stopped = false;
     for (int i = 0; i < n->count; i++) stopped |= n->all[i].outcome == TR__STOPPED;
     if (failed) {
         tell_failure(n, (int)(failed - n->all), own, report);
-    } else if (n->lost) {
+    } else if (n->lost && !n->over) {
         report->exit_code = 1;
         snprintf(report->text, sizeof report->text, "%s", n->lost_text);
     } else if (stopped) {
@@ -488,13 +528,14 @@ tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *re
     /* Node 0, which serves the store, is the last to go. */
     int timeout_ms = n->timeout_ms < silent_ms(n) ? n->timeout_ms : silent_ms(n);
     if (!n->lost && tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = timeout_ms)) != TR_OK) lose(n);
+    if (n->rank == 0 && n->over && n->lost) await_asked(n);
     return status ? tr__fail(status, "%s", report->text) : TR_OK;
 }
 
 bool tr__nodes_begin_again(tr__nodes *n, int interrupt)
 {
     TR__KEEP_ERROR;
-    bool able = n->lost ? n->lost_node != 0 && n->count - 1 >= n->least : n->over;
+    bool able = n->lost ? n->lost_node != 0 && (n->over || n->count - 1 >= n->least) : n->over;
     for (int i = 0; able && i < n->count; i++) able = !n->all[i].interrupt && !n->all[i].unable;
     if (able && interrupt) refuse(n, n->meeting + 1, tr__fail(TR_STATE, "it was stopped by signal %d", interrupt));
     able &= !interrupt;

@@ -93,8 +93,8 @@ void tr__nodes_say(tr__nodes *nodes, const tr__word *word);
 const tr__word *tr__nodes_first_failure(const tr__nodes *nodes);
 /* Puts this node's report where the others can read it; false when that cannot be done. */
 bool tr__nodes_publish(tr__nodes *nodes, const char *text);
-/* When .over or .lost: fills in the job's report, the same on all nodes but for those that were lost. own is this node's
- * text. */
+/* When .over or .lost, which all nodes find alike from then on: fills in the job's report, the same on all but for those that were
+ * lost. own is this node's text. */
 tr_status tr__nodes_conclude(tr__nodes *nodes, const char *own, tr_launch_report *report);
 /* After that, or when a meeting has failed: are the nodes to meet again, to start their ranks again? All find the same, but for
  * those that are lost: not where one was interrupted, or could not start its ranks, and not when too few are left, or node 0 is

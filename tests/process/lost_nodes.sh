@@ -285,9 +285,9 @@ for k in 0 1 2; do
 done
 at=10.79.0.1:29500
 
-# Node 1 can reach nobody, and nobody says goodbye: all notice, and the ranks on both sides end. Node 1's launcher may take a minute,
-# if it misses node 2 first: 15 s for that, 5 s to ask node 0's store how the nodes meet, and 20 s each to say there that it has come,
-# and why it cannot take part.
+# Node 1 can reach nobody, and nobody says goodbye: all notice, and the ranks on both sides end. Node 1's launcher may take 80 s, if
+# it misses node 2 first: 15 s for that, 5 s to ask node 0's store how the nodes meet, and 20 s each to ask how the job has ended, to
+# say that it has come, and why it cannot take part.
 for k in 0 1 2; do
     in="ip netns exec trireme$$h$k"
     node $k --nnodes 2:3 --max-restarts 1 sh -c "\"\$0\" where; [ \$TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep $mark" "$where"
