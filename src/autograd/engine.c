@@ -9,7 +9,7 @@
  */
 #include "autograd/arena.h"
 #include "autograd/engine.h"
-#include "ops/node.h"
+#include "ops/segment.h"
 
 #include "base/clock.h"
 #include "base/profile.h"
@@ -136,8 +136,8 @@ static size_t pop_ready(tr__backward *b)
     return top;
 }
 
-/* What leaves the graph says by its backward that this one does not follow it; here, as nothing has been given up yet. */
-static tr_status refuse(const tr__node *node)
+/* With attrs alone: what leaves the graph says that this backward does not follow it, and a TR__OP_JOINT op tells its ranks. */
+static tr_status call_bare(const tr__node *node)
 {
     tr_backward_call call = {.op = node->op, .attrs = node->attrs};
     return node->op->backward(&call);
@@ -148,7 +148,7 @@ static tr_status count_arrivals(tr__backward *b)
 {
     for (; b->counted < b->count; b->counted++) { /* new stops are appended */
         tr__node *node = b->stops[b->counted].node;
-        if (is_boundary(node)) TR__TRY(b->sink ? b->sink->enter(b->sink->user, node) : refuse(node));
+        if (is_boundary(node)) TR__TRY(b->sink ? b->sink->enter(b->sink->user, node) : call_bare(node));
         if (node && node->graph_left && b->sink) b->sink->graph_left(b->sink->user, node);
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
@@ -496,16 +496,24 @@ void tr__backward_cancel(const tr__backward *b, tr_status status)
     for (size_t i = 0; i < b->n_callbacks; i++) b->callbacks[i].cancel(b->callbacks[i].user, b, status);
 }
 
-/* After a failure: tells the ops and leaves that were not reached, because other ranks wait for them. */
+static void tell_segments(const tr__saved *saved, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (saved[i].segment) tr__segment_tell(saved[i].segment);
+}
+
+/* After a failure: tells the ops, segments and leaves that were not reached, because other ranks wait for them. */
 static void tell_unreached(tr__backward *b)
 {
     for (size_t i = 0; i < b->count; i++) {
         const tr__node *node = b->stops[i].node;
         tr_tensor *leaf = b->stops[i].leaf;
         if (b->stops[i].reached) continue;
-        if (node && !node->released && node->op->flags & TR__OP_JOINT)
-            (void)!node->op->backward(&(tr_backward_call){.op = node->op, .attrs = node->attrs,
-                .n_inputs = node->saved_inputs[0].segment ? node->n_inputs : 0});
+        if (node && !node->released) {
+            if (node->op->flags & TR__OP_JOINT) (void)!call_bare(node);
+            tell_segments(node->saved_inputs, node->n_inputs);
+            tell_segments(node->saved_outputs, node->n_outputs);
+        }
         if (leaf && atomic_load(&leaf->leaf->averagers)) (void)!call_hooks(b, leaf, NULL);
     }
 }

@@ -204,6 +204,7 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
     tr_status status = check_devices(&call);
     if (status == TR_OK) status = tr__compute(&call);
     if (status == TR_OK) status = tr__record_op(&call);
+    if (status == TR_OK && op->flags & TR__OP_JOINT) status = tr__segment_note_joint(&call);
     if (status != TR_OK) return tr__tensor_failed();
     if (outputs) memcpy(outputs, made, sizeof *made * (size_t)call.n_outputs);
     return made[0];

@@ -143,8 +143,8 @@ tr_status tr__parameter_input(const tr_op_call *call, int i);
 /* A flag, too: the op's forward touches no memory by itself, as it is made of copies, ops and collectives. It runs on every
  * device that has no kernel for it. */
 #define TR__OP_ANYWHERE 0x10000u
-/* Another: other ranks take part in its backward. Where a backward fails before it comes to the node, backward is called with attrs
- * alone, to tell them; and with n_inputs where the node is of a recompute segment, whose forwards they run again. */
+/* Another: other ranks take part in its forward or backward. Where a backward fails before it comes to the node, backward is called
+ * with attrs alone, to tell them; and with n_inputs where they run the forward again, in a recompute segment. */
 #define TR__OP_JOINT 0x40000u
 
 #endif

@@ -26,6 +26,12 @@ typedef struct noted_leaf {
     tr__saved kept; /* its elements and their version at the forward */
 } noted_leaf;
 
+/* A call of a TR__OP_JOINT op in f, whatever graph it is in. */
+typedef struct joint_call {
+    const tr_op *op;
+    void *attrs;
+} joint_call;
+
 struct tr__recompute_segment {
     atomic_int refs;
     pthread_mutex_t lock; /* of the slots: backwards on several threads may share a graph */
@@ -40,6 +46,9 @@ struct tr__recompute_segment {
     noted_leaf *leaves;
     int n_leaves;
     size_t leaf_room;
+    joint_call *joint_calls;
+    int n_joint_calls;
+    size_t joint_call_room;
     char *draws; /* attributes of random ops, each in a multiple of 16 bytes */
     size_t draws_size;
 };
@@ -81,6 +90,8 @@ static void drop_segment(tr__recompute_segment *s, tr__node **unreferenced)
     free(s->inputs);
     free(s->slots);
     free(s->leaves);
+    for (int i = 0; i < s->n_joint_calls; i++) free(s->joint_calls[i].attrs);
+    free(s->joint_calls);
     free(s->draws);
     free(s);
 }
@@ -188,6 +199,40 @@ tr_status tr__segment_note(tr_tensor *leaf)
     for (const run *r = running; r; r = r->outer)
         if (!r->replay) TR__TRY(note_leaf(r->segment, leaf));
     return TR_OK;
+}
+
+/* ---- Joint calls --------------------------------------------------------------------------------------------------------- */
+
+static tr_status note_joint(tr__recompute_segment *s, const tr_op_call *call)
+{
+    size_t bytes = call->op->attrs_size;
+    void *attrs = malloc(bytes);
+    if (!attrs || !tr__grow(&s->joint_calls, (size_t)s->n_joint_calls, &s->joint_call_room, sizeof *s->joint_calls)) {
+        free(attrs);
+        return tr__fail(TR_NO_MEMORY, "checkpoint: out of memory");
+    }
+    s->joint_calls[s->n_joint_calls++] = (joint_call){call->op, memcpy(attrs, call->attrs, bytes)};
+    return TR_OK;
+}
+
+tr_status tr__segment_note_joint(const tr_op_call *call)
+{
+    for (const run *r = running; r; r = r->outer)
+        if (!r->replay) TR__TRY(note_joint(r->segment, call));
+    return TR_OK;
+}
+
+void tr__segment_tell(tr__recompute_segment *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool filled = s->filled;
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < s->n_joint_calls && !filled; i++) {
+        const joint_call *call = &s->joint_calls[i];
+        (void)!call->op->backward(&(tr_backward_call){.op = call->op, .attrs = call->attrs, .n_inputs = 1});
+    }
+    for (int i = 0; i < s->n_inputs && !filled; i++)
+        if (s->inputs[i].value.segment) tr__segment_tell(s->inputs[i].value.segment);
 }
 
 /* ---- Slots --------------------------------------------------------------------------------------------------------------- */

@@ -41,6 +41,11 @@ tr__segment_state tr__segment_switch(tr__segment_state to);
 
 /* An op reads this leaf: when this thread's segments run again, it must be unchanged. */
 tr_status tr__segment_note(tr_tensor *leaf);
+/* This thread has called a TR__OP_JOINT op: other ranks call it, too, when its segments run again. */
+tr_status tr__segment_note_joint(const tr_op_call *call);
+/* A backward failed before it came to a node that has a slot of this segment. Unless that has run again, its TR__OP_JOINT ops tell
+ * the other ranks, and so do those of the segments that its inputs are slots of. */
+void tr__segment_tell(tr__recompute_segment *segment);
 /* Saves t in the next slot of this thread's segment. false: there is no segment. */
 bool tr__segment_saves(tr__saved *saved, const tr_tensor *t, tr_status *status);
 /* Is it a slot of a segment that is not the one which this thread runs? */

@@ -150,7 +150,7 @@ static tr_status backward(tr_backward_call *call)
 {
     const comm_attrs *a = call->attrs;
     if (!call->grad_outputs) { /* TR__OP_JOINT */
-        if (meets(a->backward) || (call->n_inputs && meets(a->forward))) tr__group_give_up(a->group);
+        if (meets(call->n_inputs ? a->forward : a->backward)) tr__group_give_up(a->group);
         return TR_OK;
     }
     tr_tensor *dy = call->grad_outputs[0], *dx = result_of(a->backward, a->dim, a->group, dy);
