@@ -45,6 +45,7 @@ struct tr__backward {
     size_t n_callbacks;
     bool finished;     /* the callbacks have been called */
     bool deferred;     /* a hook of the current leaf called tr__backward_defer() */
+    const tr__node *used_up; /* in a graph whose gradients go to the leaves: an earlier backward released it; or NULL */
 };
 
 static tr_status no_memory(void)
@@ -150,6 +151,7 @@ static tr_status count_arrivals(tr__backward *b)
         tr__node *node = b->stops[b->counted].node;
         if (is_boundary(node)) TR__TRY(b->sink ? b->sink->enter(b->sink->user, node) : call_bare(node));
         if (node && node->graph_left && b->sink) b->sink->graph_left(b->sink->user, node);
+        if (node && node->released && !b->sink && !b->used_up) b->used_up = node;
         for (int k = 0; node && k < node->n_inputs; k++) {
             tr__edge edge = node->edges[k];
             if (!edge.node && !edge.leaf) continue;
@@ -167,6 +169,12 @@ tr_status tr__backward_expect(tr__backward *b, tr__edge edge)
     TR__TRY(find_stop(b, edge.node, edge.leaf, &index));
     b->stops[index].pending++;
     return count_arrivals(b);
+}
+
+static tr_status fail_released(const tr__node *node)
+{
+    return tr__fail(TR_STATE, "backward: an earlier backward through %s released what the graph had saved; pass "
+        ".retain_graph = true to the first one", node->op->name);
 }
 
 /* ---- Arriving gradients ----------------------------------------------------------------------------------------------------- */
@@ -410,9 +418,7 @@ static tr_status run_node(tr__backward *b, size_t index)
     bool now[TR_OP_MAX_INPUTS], any = false;
     tr_status status = TR_OK;
     for (int i = 0; i < node->n_outputs; i++) any |= at->grads[i] != NULL;
-    if (any && node->released)
-        return tr__fail(TR_STATE, "backward: an earlier backward through %s released what the graph had saved; pass "
-            ".retain_graph = true to the first one", node->op->name);
+    if (any && node->released) return fail_released(node);
     bool again = choose(b, at, any, now);
     if (b->sink && is_boundary(node))
         status = b->sink->leave(b->sink->user, node, at->grads);
@@ -521,7 +527,7 @@ static void tell_unreached(tr__backward *b)
 /* Frees what a backward has. */
 static tr_status finish(tr__backward *b, tr_status status)
 {
-    if (status != TR_OK) tell_unreached(b);
+    if (status != TR_OK && !b->used_up) tell_unreached(b); /* else all ranks most likely make this mistake, and nothing was sent */
     status = tr__backward_finish(b, status);
     for (size_t i = 0; i < b->count; i++)
         for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);
@@ -556,6 +562,7 @@ tr_status tr__backward_free(tr__backward *b, tr_status status)
 static tr_status walk(tr__backward *b, tr_tensor *root, tr_tensor *gradient)
 {
     TR__TRY(tr__backward_expect(b, tr__edge_to(root)));
+    if (b->used_up) return fail_released(b->used_up);
     TR__TRY(tr__backward_arrive(b, tr__edge_to(root), gradient));
     return tr__backward_run(b);
 }

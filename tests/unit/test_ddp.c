@@ -447,6 +447,31 @@ static void a_rank_whose_backward_fails_is_lost_to_the_others(void **state)
     run_both(fail_before, parts);
 }
 
+/* The same mistake on all ranks, behind new parameters: it is found before anything is sent, and the group is sound. */
+static tr_status walk_a_graph_again(partial *p)
+{
+    TR_SCOPE;
+    tr_group *group = tr_join(.store = p->store, .rank = p->rank, .world_size = 2);
+    tr_module *net = make_net(1), *head = make_net(2), *ddp = tr_ddp(net, group), *other = tr_ddp(head, group);
+    tr_tensor *y = tr_forward(ddp, tr_ones(TR_SHAPE(4, 6))), *z = tr_forward(other, tr_ones(TR_SHAPE(4, 6)));
+    TR__TRY(tr_backward(tr_sum(y)));
+    for (int i = 0; i < 2; i++) {
+        tr_status status = tr_backward(tr_add(tr_sum(y), tr_sum(z)));
+        if (status != TR_STATE || !strstr(tr_error_message(), "retain_graph"))
+            return tr__fail(TR_INTERNAL, "%s: %s", tr_status_name(status), tr_error_message());
+    }
+    TR__TRY(tr_backward(tr_sum(z)));
+    TR__TRY(tr_backward(tr_sum(tr_forward(ddp, tr_ones(TR_SHAPE(4, 6))))));
+    return tr_leave(group);
+}
+
+static void a_backward_of_a_graph_that_is_used_up_leaves_the_group_sound(void **state)
+{
+    (void)state;
+    partial parts[2];
+    run_both(walk_a_graph_again, parts);
+}
+
 /* ---- Two modules over one group -------------------------------------------------------------------------------------------- */
 
 typedef struct tower {
@@ -618,6 +643,7 @@ int main(void)
         cmocka_unit_test(what_one_rank_freezes_alone_is_a_mismatch),
         cmocka_unit_test(the_first_difference_of_modules_is_named_on_all_ranks),
         cmocka_unit_test(a_rank_whose_backward_fails_is_lost_to_the_others),
+        cmocka_unit_test(a_backward_of_a_graph_that_is_used_up_leaves_the_group_sound),
         cmocka_unit_test(buckets_of_two_modules_do_not_meet),
         cmocka_unit_test(running_statistics_become_those_of_rank_0),
         cmocka_unit_test(buffers_travel_together_or_not_at_all),
