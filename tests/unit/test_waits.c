@@ -2,6 +2,8 @@
  * Waits whose thread did not run while their time came to its end, and whom they wait for has come meanwhile. Threads as ranks. Rank
  * 0's clock is this test's: at one reading of it all that happens there happens.
  */
+#include "base/clock.h"
+#include "comm/backend/polling_backend.h"
 #include "comm/group/group.h"
 #include "comm/transport/tcp.h"
 #include "comm_ranks.h"
@@ -32,22 +34,42 @@ int clock_gettime(clockid_t clock, struct timespec *now)
     return result;
 }
 
-/* arg: the reading of the clock in the second barrier at which the other rank comes. */
+/* arg: what is called, and the reading of the clock in it at which the other rank comes. */
+typedef struct wait {
+    tr_status (*call)(rank *r);
+    int reading;
+} wait;
+
+static tr_status meet(rank *r)
+{
+    return tr_barrier(r->group);
+}
+
+static tr_status pass_a_message(rank *r)
+{
+    int32_t word = 7;
+    if (r->number == 1) return tr_send(r->group, &word, 1, .peer = 0, .dtype = TR_I32);
+    tr_status status = tr_recv(r->group, &word, 1, .peer = 1, .dtype = TR_I32);
+    return status == TR_OK && word != 7 ? TR_INTERNAL : status;
+}
+
 static void come_as_time_is_up(rank *r)
 {
+    const wait *w = r->arg;
     struct tr__shm *shm;
     struct tr__tcp *tcp;
     tr__native_transports(r->group->state, &shm, &tcp);
-    OK(tr_barrier(r->group)); /* makes the connection */
+    OK(w->call(r)); /* makes the connection */
+    OK(tr_barrier(r->group));
     if (r->number == 1) {
         sem_wait(&may_come);
-        tr_status status = tr_barrier(r->group);
+        tr_status status = w->call(r);
         sem_post(&has_come);
         OK(status);
     } else {
         awaited_socket = tcp ? tr__tcp_wire(tcp, 1, TR__DATA_CHANNEL)->socket : -1;
-        readings_left = *(const int *)r->arg;
-        tr_status status = tr_barrier(r->group);
+        readings_left = w->reading;
+        tr_status status = w->call(r);
         bool passed = readings_left == 0;
         readings_left = 0;
         ahead_s = 0;
@@ -62,14 +84,34 @@ static void come_as_time_is_up(rank *r)
 static void who_comes_as_time_is_up_counts_in_shared_memory(void **state)
 {
     (void)state;
-    run(2, come_as_time_is_up, &(const int){27});
+    run(2, come_as_time_is_up, &(const wait){meet, 27});
+}
+
+/* Over a ring: the recorder, the first sleep, and the second sleep. */
+static void a_message_that_comes_as_time_is_up_counts(void **state)
+{
+    (void)state;
+    for (int reading = 2; reading < 8; reading++) run(2, come_as_time_is_up, &(const wait){pass_a_message, reading});
 }
 
 /* Over TCP: the recorder, the first sleep, the recorder, and the second sleep. */
 static void who_comes_as_time_is_up_counts_over_tcp(void **state)
 {
     (void)state;
-    run_tcp(2, come_as_time_is_up, NULL, &(const int){4});
+    run_tcp(2, come_as_time_is_up, NULL, &(const wait){meet, 4});
+}
+
+/* A backend that asks its library again and again does so once more. */
+static void a_library_is_asked_once_more_when_time_is_up(void **state)
+{
+    (void)state;
+    tr__polled p = {.member = {.report_ms = JOIN_MS}};
+    tr__polled_begin_to_wait(&p, 1, 1);
+    int64_t began = tr__now_ns();
+    ahead_s = 1;
+    assert_int_equal(tr__polled_rest(&p, began), TR_OK);
+    FAILS(TR_TIMEOUT, tr__polled_rest(&p, began), "rank 0 waited ");
+    ahead_s = 0;
 }
 
 int main(void)
@@ -79,6 +121,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_comes_as_time_is_up_counts_in_shared_memory),
         cmocka_unit_test(who_comes_as_time_is_up_counts_over_tcp),
+        cmocka_unit_test(a_message_that_comes_as_time_is_up_counts),
+        cmocka_unit_test(a_library_is_asked_once_more_when_time_is_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

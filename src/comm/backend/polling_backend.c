@@ -104,14 +104,17 @@ static void find_late(tr__polled *p)
     if (count && !l->silent) tr__ranks_text(late, count < NAMED ? count : NAMED, count, l->names);
 }
 
-/* TR_TIMEOUT after the deadline: "rank 0 waited 600 s for rank 2". */
+/* TR_TIMEOUT after the deadline, when the caller has looked once more since, for this process may have been stopped: "rank 0 waited
+ * 600 s for rank 2". */
 static tr_status check_late(tr__polled *p, int64_t now)
 {
     tr__late *l = &p->late;
-    if (now > l->deadline)
+    bool expired = now > l->deadline;
+    if (expired && l->expired)
         return tr__fail(TR_TIMEOUT, "rank %d waited %.3g s for %s", p->member.rank, (double)(now - l->begin) / 1e9,
             l->names[0] ? l->names : l->silent ? "the transfer, and the store does not answer, where ranks say that they wait"
                                                : "the transfer, and no rank is known to be late");
+    l->expired = expired;
     if (!p->member.store) return TR_OK;
     if (!l->noted && now > l->note) {
         l->noted = true;
@@ -208,12 +211,14 @@ static void look_at_deadlines(tr__polled *p)
     if (now < p->look) return;
     p->look = now + LOOK_NS;
     for (tr__transfer *t = p->first; t; t = t->next) {
-        if (now >= t->deadline) {
+        bool expired = now >= t->deadline;
+        if (expired && t->expired) {
             tr__fail(TR_TIMEOUT, "rank %d waited %.3g s for rank %d", p->member.rank, (double)(now - t->began) / 1e9,
                 t->work->collective.peer);
             tr__polled_end(p, t, TR_TIMEOUT);
             return; /* which has broken the group */
         }
+        t->expired = expired;
         if (!t->reported && now - t->began > (int64_t)p->member.report_ms * 1000000) report(p, t, now);
     }
 }

@@ -22,7 +22,8 @@ typedef struct tr__polled tr__polled;
 typedef struct tr__late {
     uint64_t sequence;
     int64_t begin, note, look, deadline; /* by tr__now_ns() */
-    bool noted, looked, silent; /* silent: the store did not answer, as the rank that serves it may stand still */
+    bool noted, looked, expired; /* expired: its time was up at the latest rest */
+    bool silent; /* the store did not answer, as the rank that serves it may stand still */
     char names[TR__RANKS_TEXT]; /* empty: nobody known */
 } tr__late;
 
@@ -30,7 +31,7 @@ typedef struct tr__late {
 typedef struct tr__transfer {
     struct tr__transfer *next, **at; /* in the group's list; at: what points here */
     tr_work *work;                   /* one reference */
-    bool helped, reported;           /* by the group's thread; to the log function */
+    bool helped, reported, expired;  /* by the group's thread; to the log function; at the latest look at the deadline */
     int64_t began, deadline;         /* by tr__now_ns() */
 } tr__transfer;
 

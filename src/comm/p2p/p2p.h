@@ -70,6 +70,7 @@ typedef struct tr__p2p_op {
     tr_work *work;           /* one reference */
     bool driven;             /* by its caller */
     bool held, reported;
+    bool expired;            /* the latest look came after the deadline */
     int64_t began, deadline; /* since when it waits; 0: nobody has looked yet */
     uint64_t number;         /* of a receive, of a message: among the rank's receives, among all messages that have come to it */
     uint64_t signed_as;      /* its number among the rank's sends and receives over rings, for peers that report */

@@ -132,9 +132,11 @@ static tr_status look(tr__p2p_peer *peer, tr__p2p_op *op, patience *w)
         op->began = w->now;
         op->deadline = w->now + timeout_ns;
     }
-    if (w->now >= op->deadline) return timed_out(peer, op);
+    bool expired = w->now >= op->deadline;
+    if (expired && op->expired) return timed_out(peer, op);
+    op->expired = expired; /* what has come while this process was stopped is read before the next look */
     if (peer->rank == TR_ANY_SOURCE) TR__TRY(check_anyone(peer->engine, op));
-    if (op->deadline < w->next) w->next = op->deadline;
+    if (op->deadline < w->next) w->next = expired ? w->now : op->deadline;
     if (!op->driven && !atomic_load(&op->work->awaited)) return TR_OK;
     if (!w->stuck || peer->local) {
         w->stuck = op;
