@@ -389,18 +389,10 @@ const tr__word *tr__nodes_first_failure(const tr__nodes *n)
 
 /* ---- The end ------------------------------------------------------------------------------------------------------ */
 
-enum { KEY = 32 };
-static const char *key_of(const char *what, int node, char key[KEY])
-{
-    snprintf(key, KEY, "%s/%d", what, node);
-    return key;
-}
-
 bool tr__nodes_publish(tr__nodes *n, const char *text)
 {
-    char key[KEY];
-    key_of("report", n->rank, key);
-    return !n->lost && tr_store_set(n->here, key, text, strlen(text)) == TR_OK;
+    char key[TR__ROLL_KEY];
+    return !n->lost && tr_store_set(n->here, tr__roll_key("report", n->rank, key), text, strlen(text)) == TR_OK;
 }
 
 /* The node that a rank is on. */
@@ -449,11 +441,11 @@ static void tell_failure(const tr__nodes *n, int node, const char *own, tr_launc
     report->signal = w->signal;
     size_t bytes = sizeof report->text, used = tell_culprit(n, report);
     used += (size_t)snprintf(report->text + used, bytes - used, "node %d (%s): ", n->members[node], n->nodes[node].host);
-    char key[KEY];
+    char key[TR__ROLL_KEY];
     void *theirs = NULL;
     size_t length;
     bool asks = node != n->rank && w->told && (n->over || !n->lost);
-    if (asks && tr_store_get(n->here, key_of("report", node, key), &theirs, &length) == TR_OK) own = theirs;
+    if (asks && tr_store_get(n->here, tr__roll_key("report", node, key), &theirs, &length) == TR_OK) own = theirs;
     if (node == n->rank || theirs)
         snprintf(report->text + used, bytes - used, "%s", own);
     else
@@ -476,7 +468,7 @@ static void agree_on_end(tr__nodes *n)
     size_t bytes = n->over ? (size_t)n->count * sizeof *n->all : strlen(n->lost_text);
     const void *mine = n->over ? (void *)n->all : n->lost_text;
     void *first = NULL;
-    char key[KEY];
+    char key[TR__ROLL_KEY];
     int number = -1;
     if (n->lost && n->lost_node == 0) return;
     if (tr__store_compare_set(n->here, "end", NULL, 0, mine, bytes, ANSWER_MS, &first, &bytes) != TR_OK) return;
@@ -492,17 +484,17 @@ static void agree_on_end(tr__nodes *n)
     }
     n->over = over;
     free(first);
-    (void)!tr_store_set(n->here, key_of("asked", n->rank, key), "", 0);
+    (void)!tr_store_set(n->here, tr__roll_key("asked", n->rank, key), "", 0);
 }
 
 /* Node 0 serves those that have yet to ask. */
 static void await_asked(const tr__nodes *n)
 {
     int64_t until = tr__in_ms(ANSWER_MS), left;
-    char key[KEY];
+    char key[TR__ROLL_KEY];
     for (int i = 1; i < n->count; i++)
         if (i != n->lost_node && (left = (until - tr__now_ns()) / 1000000) > 0)
-            (void)!tr_store_wait(n->here, key_of("asked", i, key), (int)left);
+            (void)!tr_store_wait(n->here, tr__roll_key("asked", i, key), (int)left);
 }
 
 /* A node that was lost comes before what failed here afterwards, for that is likely the consequence; but not before what

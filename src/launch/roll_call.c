@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 enum {
-    KEY = 32,
     NODE = 128, /* bytes of what a node says of itself */
     BEAT_MS = 250,
     GONE_MS = 5000,       /* a launcher that is silent for so long is gone */
@@ -23,9 +22,9 @@ enum {
 
 static const char verdict_key[] = "verdict", members_key[] = "members";
 
-static const char *key_of(const char *what, int node, char key[KEY])
+const char *tr__roll_key(const char *what, int node, char key[TR__ROLL_KEY])
 {
-    snprintf(key, KEY, "%s/%d", what, node);
+    snprintf(key, TR__ROLL_KEY, "%s/%d", what, node);
     return key;
 }
 
@@ -83,11 +82,11 @@ static presence *presence_new(const tr__roll *r)
 /* What the others say now. enough: so many had come before. */
 static tr_status look(const tr__roll *r, presence *nodes, bool enough)
 {
-    char(*texts)[KEY] = malloc((size_t)r->count * sizeof *texts);
+    char(*texts)[TR__ROLL_KEY] = malloc((size_t)r->count * sizeof *texts);
     const char **keys = calloc((size_t)r->count, sizeof *keys);
     tr__store_value *values = calloc((size_t)r->count, sizeof *values);
     tr_status status = texts && keys && values ? TR_OK : tr__fail(TR_NO_MEMORY, "launch: no memory for %d nodes", r->count);
-    for (int i = 1; i < r->count && status == TR_OK; i++) keys[i - 1] = key_of("node", i, texts[i]);
+    for (int i = 1; i < r->count && status == TR_OK; i++) keys[i - 1] = tr__roll_key("node", i, texts[i]);
     if (status == TR_OK) status = tr__store_gather(r->store, keys, r->count - 1, 0, values);
     for (int i = 1; i < r->count && (status == TR_OK || status == TR_TIMEOUT); i++) {
         const char *text = values[i - 1].data;
@@ -108,7 +107,7 @@ static tr_status look(const tr__roll *r, presence *nodes, bool enough)
 /* A launcher has come, and is silent. In a job that may lose nodes its number is free again. */
 static tr_status tell_gone(const tr__roll *r, presence *node, int number)
 {
-    char text[256], host[65] = "?", key[KEY];
+    char text[256], host[65] = "?", key[TR__ROLL_KEY];
     long pid = 0;
     node->come = false;
     sscanf(node->text, "%ld %64s", &pid, host);
@@ -116,7 +115,7 @@ static tr_status tell_gone(const tr__roll *r, presence *node, int number)
         "node %d (pid %ld on host %s) had come, and its launcher is gone: it was ended, or cannot be reached", number, pid, host);
     if (r->least == r->count) return decide(r, TR_PEER, text);
     tr__log(TR_LOG_WARN, "launch: %s", text);
-    return tr_store_delete(r->store, key_of("node", number, key), NULL);
+    return tr_store_delete(r->store, tr__roll_key("node", number, key), NULL);
 }
 
 static tr_status say_missing(const tr__roll *r, const presence *nodes)
@@ -141,11 +140,11 @@ static void await_heard(const tr__roll *r, const presence *nodes)
 {
     TR__KEEP_ERROR;
     int64_t until = tr__in_ms(HEARD_MS);
-    char key[KEY];
+    char key[TR__ROLL_KEY];
     for (int i = 1; i < r->count; i++) {
         int64_t left = (until - tr__now_ns()) / 1000000;
         if (!nodes[i].come || left <= 0) continue;
-        tr_status heard = tr_store_wait(r->store, key_of("heard", i, key), (int)left + 1);
+        tr_status heard = tr_store_wait(r->store, tr__roll_key("heard", i, key), (int)left + 1);
         (void)heard;
     }
 }
@@ -212,13 +211,13 @@ typedef struct entry {
  * calls the roll already; before, this one takes the number over. */
 static tr_status show(const tr__roll *r, entry *e, long beat)
 {
-    char key[KEY], text[NODE], host[65] = "?";
+    char key[TR__ROLL_KEY], text[NODE], host[65] = "?";
     void *held = NULL;
     size_t bytes;
     long pid = 0;
     gethostname(host, sizeof host - 1);
     snprintf(text, sizeof text, "%ld %s %ld", (long)getpid(), host, beat);
-    key_of("node", r->node, key);
+    tr__roll_key("node", r->node, key);
     if (r->returns || (*e->mine && !r->late)) {
         strcpy(e->mine, text);
         return tr_store_set(r->store, key, text, strlen(text));
@@ -242,8 +241,8 @@ static tr_status show(const tr__roll *r, entry *e, long beat)
 static void say_heard(const tr__roll *r)
 {
     TR__KEEP_ERROR;
-    char key[KEY];
-    tr_status heard = tr_store_set(r->store, key_of("heard", r->node, key), "", 0);
+    char key[TR__ROLL_KEY];
+    tr_status heard = tr_store_set(r->store, tr__roll_key("heard", r->node, key), "", 0);
     (void)heard;
 }
 

@@ -17,6 +17,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* "node/2" */
+enum { TR__ROLL_KEY = 32 };
+const char *tr__roll_key(const char *what, int node, char key[TR__ROLL_KEY]);
+
 typedef struct tr__roll {
     tr_store *store;
     int node, count;
