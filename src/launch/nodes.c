@@ -475,7 +475,7 @@ static void agree_on_end(tr__nodes *n)
     bool over = *(const char *)first < 'a'; /* else it is "node 1 …", or "a node …" */
     if (over) {
         memcpy(n->all, first, bytes);
-    } else if (n->over) {
+    } else if (n->over || n->lost_node != n->rank) {
         n->lost = true;
         n->lost_node = n->count - 1;
         snprintf(n->lost_text, sizeof n->lost_text, "%.*s", (int)bytes, (const char *)first);
@@ -520,7 +520,7 @@ tr_status tr__nodes_conclude(tr__nodes *n, const char *own, tr_launch_report *re
     /* Node 0, which serves the store, is the last to go. */
     int timeout_ms = n->timeout_ms < silent_ms(n) ? n->timeout_ms : silent_ms(n);
     if (!n->lost && tr_run_collective(n->group, &TR_COLLECTIVE(TR_BARRIER, .timeout_ms = timeout_ms)) != TR_OK) lose(n);
-    if (n->rank == 0 && n->over && n->lost) await_asked(n);
+    if (n->rank == 0 && n->lost && n->lost_node != 0) await_asked(n);
     return status ? tr__fail(status, "%s", report->text) : TR_OK;
 }
 

@@ -40,12 +40,19 @@ static void *conclude(void *argument)
     return NULL;
 }
 
+static void *conclude_and_leave(void *argument)
+{
+    conclude(argument);
+    tr__nodes_leave(&((node *)argument)->nodes);
+    return NULL;
+}
+
 static void run(node *n, void *(*function)(void *))
 {
     assert_int_equal(pthread_create(&n->thread, NULL, function, n), 0);
 }
 
-static void meet_all(node *all)
+static void meet_all(node *all, int least)
 {
     static const char *const argv[] = {"/bin/true", NULL};
     int port, socket = listen_on_loopback(&port);
@@ -53,7 +60,7 @@ static void meet_all(node *all)
     snprintf(at, sizeof at, "127.0.0.1:%d", port);
     close(socket);
     for (int i = 0; i < NODES; i++) {
-        all[i] = (node){.options = {.size = sizeof(tr_launch_options), .argv = argv, .ranks = 1, .nodes = NODES, .min_nodes = 2,
+        all[i] = (node){.options = {.size = sizeof(tr_launch_options), .argv = argv, .ranks = 1, .nodes = NODES, .min_nodes = least,
             .node_rank = i, .rendezvous = at, .rendezvous_ms = PATIENCE_MS}};
         run(&all[i], meet);
     }
@@ -62,25 +69,26 @@ static void meet_all(node *all)
         if (all[i].status) fail_msg("node %d: %s", i, all[i].text);
 }
 
-/* Node 2 dies after its last word. Node 0 has got that, and node 1 has not. */
-static void lose_one(node *all)
+/* Node 2 dies after its last word. One of the others has got that, and the other has not. */
+static void lose_one(node *all, int one)
 {
     tr__word last = {.ended = true};
-    for (int i = 0; i < NODES; i++) all[0].nodes.all[i] = last;
-    all[0].nodes.over = true;
+    tr__nodes *other = &all[1 - one].nodes;
+    for (int i = 0; i < NODES; i++) all[one].nodes.all[i] = last;
+    all[one].nodes.over = true;
     tr__nodes_step(&all[2].nodes);
     tr__nodes_leave(&all[2].nodes);
-    while (!all[1].nodes.lost) {
-        tr__nodes_step(&all[1].nodes);
+    while (!other->lost) {
+        tr__nodes_step(other);
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    assert_int_equal(all[1].nodes.lost_node, 2);
+    assert_int_equal(other->lost_node, 2);
 }
 
 static void say_how_it_ends(node *all, bool over_first)
 {
-    meet_all(all);
-    lose_one(all);
+    meet_all(all, 2);
+    lose_one(all, 0);
     for (int i = 0; i < 2; i++) {
         run(&all[over_first ? i : 1 - i], conclude);
         assert_int_equal(tr_store_wait(all[1].nodes.here, "end", PATIENCE_MS), TR_OK);
@@ -113,11 +121,29 @@ static void a_node_that_one_says_is_lost_is_lost_for_all(void **state)
     }
 }
 
+/* Node 0 serves the store until all have asked, also where the job cannot go on. */
+static void node_0_waits_for_those_that_have_yet_to_ask(void **state)
+{
+    (void)state;
+    node all[NODES];
+    meet_all(all, NODES);
+    lose_one(all, 1);
+    run(&all[0], conclude_and_leave);
+    assert_int_equal(tr_store_wait(all[1].nodes.here, "end", PATIENCE_MS), TR_OK);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* in which it would leave if it did not wait */
+    conclude(&all[1]);
+    pthread_join(all[0].thread, NULL);
+    for (int i = 0; i < 2; i++) assert_int_equal(all[i].status, TR_CHILD);
+    assert_non_null(strstr(all[1].report.text, "is gone, and all its ranks: "));
+    tr__nodes_leave(&all[1].nodes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_one_knows_to_be_over_is_over_for_all),
         cmocka_unit_test(a_node_that_one_says_is_lost_is_lost_for_all),
+        cmocka_unit_test(node_0_waits_for_those_that_have_yet_to_ask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
