@@ -430,14 +430,9 @@ static tr__attempt *find_place(tr__network_endpoint *n)
 /* Takes in what it has said, as hear_hello(). */
 static int hear_first(tr__network_endpoint *n, tr__attempt *a)
 {
-    unsigned char first;
-    if (a->stage == TR__IDLE) {
-        ssize_t got = recv(a->wire.socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (got < 0 && tr__wire_would_block()) return 0;
-        if (got <= 0 || (n->key && first != TR__TLS_RECORD)) return -1;
-        if (!tr__wire_open(&a->wire, a->wire.socket, n->key, TR__TLS_SERVER)) return -1;
-        a->stage = TR__SHAKING;
-    }
+    int begun = a->stage == TR__IDLE ? tr__wire_begin(&a->wire, n->key) : 1;
+    if (begun <= 0) return begun;
+    a->stage = TR__SHAKING;
     int heard = tr__wire_shake_hands(&a->wire);
     if (heard == 0 && tr__tls_has_proof(a->wire.tls)) count_out(n, a);
     return heard > 0 ? hear_hello(n, a) : heard;

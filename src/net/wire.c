@@ -47,6 +47,17 @@ bool tr__wire_encrypt(tr__wire *w, tr__tls_key *key, tr__tls_side side)
     return w->tls && tr__tls_feed(w->tls, came, count);
 }
 
+int tr__wire_begin(tr__wire *w, tr__tls_key *key)
+{
+    char first;
+    ssize_t got = recv(w->socket, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got < 0) return tr__wire_would_block() ? 0 : -1;
+    errno = got == 0 ? ECONNRESET : EPROTO;
+    if (got == 0 || (first == TR__TLS_RECORD) != (key != NULL)) return -1;
+    errno = ENOMEM;
+    return !key || tr__wire_encrypt(w, key, TR__TLS_SERVER) ? 1 : -1;
+}
+
 void tr__wire_close(tr__wire *w)
 {
     tr__tls_free(w->tls);
@@ -135,6 +146,19 @@ ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count)
     if (w->checked) return tr__checked_send(&w->out, w->socket, parts, count);
     struct msghdr m = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     return sendmsg(w->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+int tr__wire_push(tr__wire *w, struct iovec **parts, int *count)
+{
+    while (*count > 0 || tr__wire_pending(w)) {
+        ssize_t sent = tr__wire_send(w, *parts, *count);
+        if (sent < 0) return tr__wire_would_block() ? EAGAIN : errno;
+        for (; *count > 0 && (size_t)sent >= (*parts)->iov_len; ++*parts, --*count) sent -= (ssize_t)(*parts)->iov_len;
+        if (*count == 0) continue;
+        (*parts)->iov_base = (char *)(*parts)->iov_base + sent;
+        (*parts)->iov_len -= (size_t)sent;
+    }
+    return 0;
 }
 
 /* ---- Receiving --------------------------------------------------------------------------------------------------- */

@@ -30,11 +30,17 @@ void tr__wire_close(tr__wire *w);
 
 /* From here on through TLS; what has come behind the last record is the beginning of it. False without memory. */
 bool tr__wire_encrypt(tr__wire *w, tr__tls_key *key, tr__tls_side side);
+/* For a server, whose wire is in the clear yet: looks at the first byte that has come, and goes on through TLS if there is a key.
+ * 1: so it is; 0: nothing has come yet; -1: failed, and errno: EPROTO: only one of the two ends means to speak TLS. */
+int tr__wire_begin(tr__wire *w, tr__tls_key *key);
 /* Begins the handshake, or carries it on with what has come. 1: done, or there is none; 0: more must come; -1: failed, and errno:
  * EPROTO: what came is no handshake, or one with another key. */
 int tr__wire_shake_hands(tr__wire *w);
 /* As sendmsg(): how much was taken, or -1 and errno. Without parts it only sends what is pending. */
 ssize_t tr__wire_send(tr__wire *w, const struct iovec *parts, int count);
+/* Sends parts up to their end, and what is pending: 0; or an errno, EAGAIN where the socket does not take all of it: then they are
+ * what is left. */
+int tr__wire_push(tr__wire *w, struct iovec **parts, int *count);
 /* As recvmsg(): how much there is, 0 at the end, or -1 and errno; EBADMSG: what came is damaged. stays: the last part's memory
  * comes again in the next call, behind what was counted, so that bytes which do not count yet may lie there; in.placed says how
  * many. */

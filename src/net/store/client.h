@@ -12,6 +12,7 @@
 #include "net/store/frame.h"
 #include "net/store/map.h"
 #include "net/store/server.h"
+#include "net/wire.h"
 
 #include <pthread.h>
 #include <uv.h>
@@ -22,7 +23,6 @@ typedef enum tr__client_state {
     TR__CLIENT_IDLE,     /* may ask */
     TR__CLIENT_WAITING,  /* for a key */
     TR__CLIENT_REPLYING, /* its answer is on its way */
-    TR__CLIENT_REFUSED,  /* the same, and then it goes */
     TR__CLIENT_CLOSING,
 } tr__client_state;
 
@@ -32,9 +32,10 @@ typedef struct tr__ring {
 
 struct tr__server {
     uv_loop_t loop;
-    uv_tcp_t listener;
+    uv_poll_t listener;
+    int socket; /* of that; -1: none */
     uv_async_t stop;
-    uv_timer_t again; /* until there may be memory for the next client */
+    uv_timer_t again; /* until there may be memory and a descriptor for the next client */
     pthread_t thread;
     tr__map map;
     /* Rings of clients, the youngest after the head: those that have proved nothing, those in a handshake whose first message
@@ -55,22 +56,21 @@ struct tr__server {
         size_t keys_bytes;
         tr__map_value *values; /* NULL: none */
     } gathered;
-    char scratch[64 << 10]; /* to read into */
 };
 
 /* One frame is handled at a time, so a client costs at most a frame, its keys and a value, however slow it reads or
  * writes. */
 typedef struct tr__client {
     tr__ring link; /* in one of the server's three */
-    uv_tcp_t tcp;
+    uv_poll_t poll;
     uv_timer_t timer; /* of the greeting, then of waits */
-    uv_write_t write;
     int open_handles;
     tr__server *server;
     tr__client_state state;
     int origin;           /* of a STRANGER */
-    tr__tls *tls;         /* NULL: clear text */
-    size_t greeting_used; /* raw bytes that came before the hello */
+    tr__wire wire;
+    bool begun;           /* its first byte has come */
+    bool waits;           /* for room in the socket, too */
     unsigned char *bytes; /* received and not handled */
     size_t used, capacity;
     tr__entry *entry; /* WAITING: what for */
@@ -81,15 +81,16 @@ typedef struct tr__client {
     tr__list keys_left; /* and those behind the one that is waited for */
     tr__map_value *sending;
     unsigned char head[TR__FRAME_HEAD];
-    struct iovec rest[TR__FRAME_PIECES]; /* of the reply, not yet encrypted or handed to libuv */
+    struct iovec pieces[TR__FRAME_PIECES], *rest; /* of the reply; and what the wire has not taken */
     int rest_count;
 } tr__client;
 
-/* Takes the next connection, a stranger's, and listens to it; closes one that it cannot listen to. NULL without memory. */
-tr__client *tr__client_accept(tr__server *server);
+/* Makes a stranger of zeroed memory from calloc() and a connection that has come, which it takes over, or closes if it cannot listen
+ * to it. */
+void tr__client_begin(tr__client *client, tr__server *server, int socket);
 void tr__client_close(tr__client *client);
 void tr__clients_close(tr__ring *members);
-/* Its hello has come: no timer closes it any more. One whose hello was wrong stays until its refusal is sent. */
+/* Its hello has come, or it is to be told why it is refused: no timer closes it any more. */
 void tr__client_admit(tr__client *client);
 /* Closes one that has not said hello: of the strangers the oldest of an address that has the most, or, if there is none, the
  * oldest that greets. */

@@ -25,17 +25,10 @@ enum { GREETING_MS = 10000 }; /* for the handshake and the hello of one try; who
 /* All of it; an errno. */
 static int send_pieces(tr__connection *c, struct iovec *pieces, int count, int64_t deadline)
 {
-    while (count > 0 || tr__wire_pending(&c->wire)) {
-        ssize_t sent = tr__wire_send(&c->wire, pieces, count);
-        if (sent < 0 && !tr__wire_would_block()) return errno;
-        int error = sent < 0 ? tr__wire_await(c->wire.socket, POLLOUT, deadline) : 0;
-        if (error) return error;
-        for (; count > 0 && sent >= (ssize_t)pieces->iov_len; pieces++, count--) sent -= (ssize_t)pieces->iov_len;
-        if (count == 0 || sent <= 0) continue;
-        pieces->iov_base = (char *)pieces->iov_base + sent;
-        pieces->iov_len -= (size_t)sent;
-    }
-    return 0;
+    int error;
+    do error = tr__wire_push(&c->wire, &pieces, &count);
+    while (error == EAGAIN && !(error = tr__wire_await(c->wire.socket, POLLOUT, deadline)));
+    return error;
 }
 
 static int receive_bytes(tr__connection *c, unsigned char *bytes, size_t count, int64_t deadline)

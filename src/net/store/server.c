@@ -24,63 +24,64 @@ enum {
     BACKLOG = 4096,
     NEW_MOST = 4096,         /* clients that have not said hello; when there are more, one gives way */
     NEW_LEAST = 64,          /* the same when descriptors run out */
-    AGAIN_MS = 100,          /* until a client for which there is no memory is let in */
+    AGAIN_MS = 100,          /* until a client for which there is no memory or descriptor is let in */
     SPARE_DESCRIPTORS = 256, /* left when the limit is raised: the program takes some as well */
 };
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
 
-/* Raises the process's limit, as far as that goes; then it lets fewer in who have not said hello. */
-static void raise_limit(tr__server *s)
+/* Raises the process's limit, as far as that goes; then it lets fewer in who have not said hello. False: nothing helps. */
+static bool raise_limit(tr__server *s)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
     rlim_t raised = 2 * limit.rlim_cur < limit.rlim_max ? 2 * limit.rlim_cur : limit.rlim_max;
-    bool more = raised > limit.rlim_cur && setrlimit(RLIMIT_NOFILE, &(struct rlimit){raised, limit.rlim_max}) == 0;
-    if (more) return;
+    if (raised > limit.rlim_cur && setrlimit(RLIMIT_NOFILE, &(struct rlimit){raised, limit.rlim_max}) == 0) return true;
     if (s->new_count > NEW_LEAST) {
         s->new_most = s->new_count - 1;
-        return;
+        return true;
     }
-    if (s->full) return;
+    if (!s->full)
+        tr__log(TR_LOG_WARN, "store: this process may have no more than %llu descriptors, and needs more; raise the limit "
+                             "(ulimit -Hn), or further clients cannot connect", (unsigned long long)limit.rlim_cur);
     s->full = true;
-    tr__log(TR_LOG_WARN, "store: this process may have no more than %llu descriptors, and needs more; raise the limit "
-                         "(ulimit -Hn), or further clients cannot connect", (unsigned long long)limit.rlim_cur);
+    return false;
 }
 
-/* Before the descriptors run out: a connection that finds none is lost, and its client must try again. */
-static void keep_descriptors(tr__server *s, const tr__client *c)
+/* Before the descriptors run out. */
+static void keep_descriptors(tr__server *s, int socket)
 {
-    uv_os_fd_t fd;
     struct rlimit limit;
-    if (uv_fileno((const uv_handle_t *)&c->tcp, &fd) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-    if ((rlim_t)fd + SPARE_DESCRIPTORS >= limit.rlim_cur) raise_limit(s);
+    bool near = getrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)socket + SPARE_DESCRIPTORS >= limit.rlim_cur;
+    if (near) (void)raise_limit(s);
 }
 
 static void on_again(uv_timer_t *timer);
 
-static void on_connection(uv_stream_t *listener, int error)
+/* One at a time: those who have come before are heard in between. */
+static void on_connection(uv_poll_t *listener, int error, int events)
 {
+    (void)events;
     tr__server *s = listener->data;
-    if (error == UV_EMFILE) {
-        raise_limit(s);
-        return; /* the connection waits, and is offered again */
-    }
-    if (error) {
-        tr__log(TR_LOG_WARN, "store: cannot accept a connection: %s", uv_strerror(error));
+    if (s->new_count >= s->new_most) tr__client_give_way(s);
+    tr__client *c = calloc(1, sizeof *c);
+    int socket = c ? accept4(s->socket, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK) : -1;
+    error = socket >= 0 ? 0 : c ? errno : ENOMEM;
+    if (!error) {
+        keep_descriptors(s, socket);
+        tr__client_begin(c, s, socket);
         return;
     }
-    if (s->new_count >= s->new_most) tr__client_give_way(s);
-    tr__client *c = tr__client_accept(s);
-    if (c)
-        keep_descriptors(s, c);
-    else
-        uv_timer_start(&s->again, on_again, AGAIN_MS, 0); /* libuv offers no connection while one is not accepted */
+    free(c);
+    if (error == EAGAIN || error == EINTR || error == ECONNABORTED || (error == EMFILE && raise_limit(s))) return;
+    if (error != EMFILE && error != ENOMEM) tr__log(TR_LOG_WARN, "store: cannot accept a connection: %s", uv_strerror(-error));
+    uv_poll_stop(listener); /* connections that wait would keep this thread awake */
+    uv_timer_start(&s->again, on_again, AGAIN_MS, 0);
 }
 
 static void on_again(uv_timer_t *timer)
 {
-    on_connection((uv_stream_t *)&((tr__server *)timer->data)->listener, 0);
+    uv_poll_start(&((tr__server *)timer->data)->listener, UV_READABLE, on_connection);
 }
 
 /* ---- Starting and stopping --------------------------------------------------------------------------------------- */
@@ -91,7 +92,10 @@ static void on_stop(uv_async_t *async)
     tr__clients_close(&s->strangers);
     tr__clients_close(&s->greeting);
     tr__clients_close(&s->admitted);
-    uv_close((uv_handle_t *)&s->listener, NULL);
+    if (s->socket >= 0) {
+        uv_close((uv_handle_t *)&s->listener, NULL);
+        close(s->socket);
+    }
     uv_close((uv_handle_t *)&s->stop, NULL);
     uv_close((uv_handle_t *)&s->again, NULL);
 }
@@ -128,12 +132,12 @@ static tr_status bind_socket(const char *host, int port, int *fd)
     return error ? tr__fail_errno(TR_IO, error, "store: cannot serve on %s:%d", host, port) : TR_OK;
 }
 
-static tr_status check_address(tr__server *s, const tr__server_options *o, int *port)
+static tr_status check_address(int socket, const tr__server_options *o, int *port)
 {
     struct sockaddr_storage address;
-    int length = sizeof address;
-    int error = uv_tcp_getsockname(&s->listener, (struct sockaddr *)&address, &length);
-    if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", o->host, o->port, uv_strerror(error));
+    socklen_t length = sizeof address;
+    if (getsockname(socket, (struct sockaddr *)&address, &length) != 0)
+        return tr__fail_errno(TR_IO, errno, "store: cannot serve on %s:%d", o->host, o->port);
     if (!o->key && !o->insecure && !tr__is_loopback((struct sockaddr *)&address))
         return tr__fail(TR_AUTH,
                         "store: without a token it serves over loopback only, not on %s; set TRIREME_TOKEN, the "
@@ -148,15 +152,16 @@ static tr_status open_listener(tr__server *s, const tr__server_options *o, int *
 {
     int fd = o->listen_fd;
     if (fd <= 0) TR__TRY(bind_socket(o->host, o->port, &fd));
-    int error = uv_tcp_open(&s->listener, fd);
+    int error = uv_poll_init(&s->loop, &s->listener, fd);
     if (error) {
         if (fd != o->listen_fd) close(fd);
         return tr__fail(TR_IO, "store: cannot serve on descriptor %d: %s", fd, uv_strerror(error));
     }
-    TR__TRY(check_address(s, o, port));
-    error = uv_listen((uv_stream_t *)&s->listener, BACKLOG, on_connection);
-    if (error) return tr__fail(TR_IO, "store: cannot serve on %s:%d: %s", o->host, *port, uv_strerror(error));
-    return TR_OK;
+    s->socket = fd;
+    s->listener.data = s;
+    TR__TRY(check_address(fd, o, port));
+    if (listen(fd, BACKLOG) == 0 && uv_poll_start(&s->listener, UV_READABLE, on_connection) == 0) return TR_OK;
+    return tr__fail_errno(TR_IO, errno, "store: cannot serve on %s:%d", o->host, *port);
 }
 
 static tr_status choose_name(tr__server *s, const tr__server_options *o)
@@ -194,10 +199,10 @@ static tr_status start(const tr__server_options *options, tr__server **server, i
     s->strangers = (tr__ring){&s->strangers, &s->strangers};
     s->greeting = (tr__ring){&s->greeting, &s->greeting};
     s->admitted = (tr__ring){&s->admitted, &s->admitted};
-    uv_tcp_init(&s->loop, &s->listener);
+    s->socket = -1;
     uv_async_init(&s->loop, &s->stop, on_stop);
     uv_timer_init(&s->loop, &s->again);
-    s->listener.data = s->stop.data = s->again.data = s;
+    s->stop.data = s->again.data = s;
     tr_status status = choose_name(s, options);
     if (status == TR_OK) status = open_listener(s, options, port);
     if (status == TR_OK) error = tr__thread_start(&s->thread, serve, s); /* without SIGPIPE: a client may go meanwhile */
