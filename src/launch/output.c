@@ -2,6 +2,7 @@
 
 #include "base/folder.h"
 #include "base/object.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -69,7 +70,7 @@ static void *output_thread(void *argument)
 static bool put(tr__output *o, const tr__stream *s, const char *line, size_t length)
 {
     line_head head = {s->rank, s->is_stderr, length};
-    pthread_mutex_lock(&o->lock);
+    TR__LOCKED(&o->lock);
     bool fits = o->filling.used + sizeof head + length <= batch_bytes;
     if (fits) {
         memcpy(o->filling.data + o->filling.used, &head, sizeof head);
@@ -78,7 +79,6 @@ static bool put(tr__output *o, const tr__stream *s, const char *line, size_t len
         pthread_cond_signal(&o->more);
     }
     o->full |= !fits;
-    pthread_mutex_unlock(&o->lock);
     return fits;
 }
 
@@ -318,10 +318,9 @@ void tr__output_end(tr__output *o)
 {
     if (!o->has_thread) return;
     for (int i = 0; i < 2 * o->ranks; i++) end_stream(&o->streams[i]);
-    pthread_mutex_lock(&o->lock);
+    TR__LOCKED(&o->lock);
     o->stop = true;
     pthread_cond_signal(&o->more);
-    pthread_mutex_unlock(&o->lock);
 }
 
 void tr__output_free(tr__output *o)

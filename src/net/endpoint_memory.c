@@ -59,11 +59,9 @@ tr_status tr__endpoint_showing(const tr__endpoint *e, int peer, const tr__segmen
 
 static bool is_told(tr__endpoint *e, uint64_t id, int peer)
 {
-    pthread_mutex_lock(&e->lock);
+    TR__LOCKED(&e->lock);
     const tr__endpoint_segment *s = find_shown(e, id);
-    bool told = s && s->told[peer];
-    pthread_mutex_unlock(&e->lock);
-    return told;
+    return s && s->told[peer];
 }
 
 /* A peer counts as told, for all threads, only when its message is queued: another group that shows it the segment meanwhile does
@@ -267,7 +265,7 @@ static bool take_gone(tr__endpoint *e, int peer, tr__shm_mapping *mapping)
 {
     tr__endpoint_peer *p = &e->peers[peer];
     bool found = false;
-    pthread_mutex_lock(&e->lock);
+    TR__LOCKED(&e->lock);
     for (size_t i = 0; i < p->mapping_count && !found; i++) {
         if (!p->mappings[i].gone) continue;
         atomic_store(&e->has_gone, true); /* for who uses it: before we look whether anyone does */
@@ -276,7 +274,6 @@ static bool take_gone(tr__endpoint *e, int peer, tr__shm_mapping *mapping)
         p->mappings[i] = p->mappings[--p->mapping_count];
         found = true;
     }
-    pthread_mutex_unlock(&e->lock);
     return found;
 }
 

@@ -89,10 +89,9 @@ static tr__rpc_entry **functions_of(tr_rpc *rpc, const char *name)
 /* Entries stay as long as the agent. */
 const tr__rpc_entry *tr__rpc_find_function(tr_rpc *rpc, const char *name)
 {
-    pthread_mutex_lock(&rpc->functions_lock);
+    TR__LOCKED(&rpc->functions_lock);
     tr__rpc_entry *e = *functions_of(rpc, name);
     while (e && strcmp(e->name, name) != 0) e = e->next;
-    pthread_mutex_unlock(&rpc->functions_lock);
     return e;
 }
 
@@ -108,10 +107,9 @@ static tr_status add_function(tr_rpc *rpc, const char *name, const tr__rpc_entry
     if (!e) return tr__fail(TR_NO_MEMORY, "tr_rpc_register: no memory for '%s'", name);
     *e = *like;
     memcpy(e->name, name, length);
-    pthread_mutex_lock(&rpc->functions_lock);
+    TR__LOCKED(&rpc->functions_lock);
     e->next = *functions_of(rpc, name);
     *functions_of(rpc, name) = e;
-    pthread_mutex_unlock(&rpc->functions_lock);
     return TR_OK;
 }
 
@@ -148,11 +146,10 @@ tr_status tr__rpc_handle(tr_rpc *rpc, const char *name, tr__rpc_handler handler,
 tr_status tr__rpc_set_hooks(tr_rpc *rpc, const tr__rpc_hooks *hooks)
 {
     TR__TRY(tr__rpc_check(rpc));
-    pthread_mutex_lock(&rpc->functions_lock);
+    TR__LOCKED(&rpc->functions_lock);
     bool taken = atomic_load(&rpc->has_hooks) && rpc->hooks.user != hooks->user;
     if (!taken) rpc->hooks = *hooks;
     atomic_store(&rpc->has_hooks, true);
-    pthread_mutex_unlock(&rpc->functions_lock);
     return taken ? tr__fail(TR_STATE, "rpc: another module sees the values of this agent's calls already") : TR_OK;
 }
 

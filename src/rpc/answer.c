@@ -312,27 +312,24 @@ static tr_status carry_out(serving *s)
 
 static void set_running(tr_rpc *rpc, tr__rpc_run *run, bool runs)
 {
-    pthread_mutex_lock(&rpc->queue_lock);
+    TR__LOCKED(&rpc->queue_lock);
     tr__rpc_run **at = &rpc->runs;
     while (!runs && *at != run) at = &(*at)->next;
     if (runs) run->next = *at;
     *at = runs ? run : run->next;
     rpc->runs_ended += !runs;
-    pthread_mutex_unlock(&rpc->queue_lock);
 }
 
 uint64_t tr__rpc_busy(tr_rpc *rpc, char text[TR__RPC_BUSY])
 {
     text[0] = 0;
-    pthread_mutex_lock(&rpc->queue_lock);
+    TR__LOCKED(&rpc->queue_lock);
     const tr__rpc_run *run = rpc->runs;
     while (run && run->next) run = run->next;
     if (run)
         snprintf(text, TR__RPC_BUSY, "\"%.64s\" for worker %d (\"%s\")", run->function + (run->function[0] == '.'), run->from,
             rpc->links[run->from].name);
-    uint64_t ended = rpc->runs_ended;
-    pthread_mutex_unlock(&rpc->queue_lock);
-    return ended;
+    return rpc->runs_ended;
 }
 
 /* The function's scope ends before the answer only if the block of its result may be passed on with the answer. */

@@ -69,7 +69,7 @@ static bool is_free(const tr__rpc_shared_block *b)
 static tr__rpc_shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
 {
     tr__rpc_shared_block *found = NULL;
-    pthread_mutex_lock(&blocks->lock);
+    TR__LOCKED(&blocks->lock);
     for (tr__rpc_shared_block *b = blocks->first; b && !found; b = b->next)
         if (b->bytes == size && is_free(b)) found = b;
     if (found) {
@@ -79,7 +79,6 @@ static tr__rpc_shared_block *find_free(tr__rpc_blocks *blocks, size_t size)
         atomic_store(&found->away, false);
         atomic_store(&found->filling, true);
     }
-    pthread_mutex_unlock(&blocks->lock);
     return found;
 }
 
@@ -104,10 +103,9 @@ static tr__rpc_shared_block *make_block(tr_rpc *rpc, tr__rpc_link *link, size_t 
     }
     tr__segment_close(b->memory); /* nobody else is shown it */
     atomic_store(busy_flag(data_of(b)), 1);
-    pthread_mutex_lock(&link->blocks.lock);
+    TR__LOCKED(&link->blocks.lock);
     b->next = link->blocks.first;
     link->blocks.first = b;
-    pthread_mutex_unlock(&link->blocks.lock);
     return b;
 }
 
@@ -341,7 +339,7 @@ static tr__rpc_shared_block *find_block(const tr__rpc_blocks *blocks, uint64_t s
 bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, tr__rpc_arrived *piece)
 {
     tr__segment held;
-    pthread_mutex_lock(&link->blocks.lock);
+    TR__LOCKED(&link->blocks.lock);
     tr__rpc_shared_block *b = find_block(&link->blocks, segment);
     bool back = b && atomic_load(&b->away) && is_busy(b) && bytes <= b->bytes && tr__segment_ref(segment, &held);
     if (back) {
@@ -349,7 +347,6 @@ bool tr__block_came_back(tr__rpc_link *link, uint64_t segment, uint64_t bytes, t
         *piece = (tr__rpc_arrived){.memory = data_of(b), .bytes = bytes, .release = release_ours,
             .user = (void *)(uintptr_t)segment};
     }
-    pthread_mutex_unlock(&link->blocks.lock);
     return back;
 }
 
@@ -440,11 +437,10 @@ uint64_t tr__block_pass_on(tr__rpc_link *link, const tr_tensor *x)
         return segment;
     }
     s->release = leave_ours;
-    pthread_mutex_lock(&link->blocks.lock);
+    TR__LOCKED(&link->blocks.lock);
     tr__rpc_shared_block *b = find_block(&link->blocks, segment);
     if (b) atomic_store(&b->made, false);
     if (b) tr__block_filled(b);
-    pthread_mutex_unlock(&link->blocks.lock);
     return segment;
 }
 
@@ -454,8 +450,7 @@ void tr__block_keep(tr__rpc_link *link, const tr_tensor *x)
     if (s->release == leave_theirs) s->release = release_theirs;
     if (s->release != leave_ours) return;
     s->release = release_ours;
-    pthread_mutex_lock(&link->blocks.lock);
+    TR__LOCKED(&link->blocks.lock);
     tr__rpc_shared_block *b = find_block(&link->blocks, (uint64_t)(uintptr_t)s->user);
     if (b) atomic_store(&b->away, false);
-    pthread_mutex_unlock(&link->blocks.lock);
 }

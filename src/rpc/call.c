@@ -101,18 +101,16 @@ static tr__rpc_pending **find_call(tr_rpc *rpc, uint64_t id)
 /* NULL: nobody waits for it any more. */
 static tr_future *take_call(tr_rpc *rpc, uint64_t id)
 {
-    pthread_mutex_lock(&rpc->calls_lock);
+    TR__LOCKED(&rpc->calls_lock);
     tr__rpc_pending **at = find_call(rpc, id);
-    tr_future *f = *at ? remove_call(rpc, at) : NULL;
-    pthread_mutex_unlock(&rpc->calls_lock);
-    return f;
+    return *at ? remove_call(rpc, at) : NULL;
 }
 
 /* One of those to a worker, of which nothing comes any more; NULL: all have been taken. */
 static tr_future *take_call_to(tr_rpc *rpc, int worker)
 {
     tr_future *f = NULL;
-    pthread_mutex_lock(&rpc->calls_lock);
+    TR__LOCKED(&rpc->calls_lock);
     for (int i = 0; i < TR__RPC_CALL_BUCKETS && !f; i++)
         for (tr__rpc_pending **at = &rpc->calls[i]; *at && !f;) {
             if ((*at)->worker == worker)
@@ -120,7 +118,6 @@ static tr_future *take_call_to(tr_rpc *rpc, int worker)
             else
                 at = &(*at)->next;
         }
-    pthread_mutex_unlock(&rpc->calls_lock);
     return f;
 }
 
@@ -150,9 +147,8 @@ void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
         tr__fail_context(tr__fail_stored(why), "%s", call_text(rpc, f->function, worker, true, text));
         end_badly(f);
     }
-    pthread_mutex_lock(&rpc->calls_lock);
+    TR__LOCKED(&rpc->calls_lock);
     pthread_cond_broadcast(&rpc->calls_changed);
-    pthread_mutex_unlock(&rpc->calls_lock);
 }
 
 /* Ends a call that was abandoned, with this thread's latest failure. What it has asked to be made is made all the same, and only

@@ -33,26 +33,22 @@ enum { DONE = 1, STOPPED = 2, CALLS = 4 }; /* it has stopped and is idle; has st
 /* A worker is gone, and nobody need wait for it. */
 void tr__drain_wake(tr_rpc *rpc)
 {
-    pthread_mutex_lock(&rpc->drain_lock);
+    TR__LOCKED(&rpc->drain_lock);
     rpc->moved = tr__now_ns();
     if (rpc->stopping) pthread_cond_broadcast(&rpc->drain_changed);
-    pthread_mutex_unlock(&rpc->drain_lock);
 }
 
 void tr__drain_gone(tr_rpc *rpc, tr__rpc_link *link, bool left)
 {
-    pthread_mutex_lock(&rpc->drain_lock);
+    TR__LOCKED(&rpc->drain_lock);
     link->lost = !left && !rpc->ended;
     atomic_store(&link->gone, true);
-    pthread_mutex_unlock(&rpc->drain_lock);
 }
 
 bool tr__drain_gave_up(tr_rpc *rpc, int worker)
 {
-    pthread_mutex_lock(&rpc->drain_lock);
-    bool given_up = rpc->answers[worker].given_up;
-    pthread_mutex_unlock(&rpc->drain_lock);
-    return given_up;
+    TR__LOCKED(&rpc->drain_lock);
+    return rpc->answers[worker].given_up;
 }
 
 /* Of this worker, what it would answer. */
@@ -102,7 +98,7 @@ static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
     memcpy(numbers, m->body, sizeof numbers);
     tr__rpc_reader r = {.at = m->body + sizeof numbers, .end = m->body + m->frame.body};
     const char *busy = tr__rpc_read_text(&r);
-    pthread_mutex_lock(&rpc->drain_lock);
+    TR__LOCKED(&rpc->drain_lock);
     struct tr__rpc_answer *a = &rpc->answers[m->from];
     int64_t now = tr__now_ns();
     if (numbers[0] != a->begun || m->frame.status & CALLS) rpc->moved = now;
@@ -110,7 +106,6 @@ static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
         .runs_ended = numbers[2], .state = m->frame.status, .heard = now};
     snprintf(a->busy, sizeof a->busy, "%s", busy ? busy : "");
     pthread_cond_broadcast(&rpc->drain_changed);
-    pthread_mutex_unlock(&rpc->drain_lock);
 }
 
 /* Under the lock: the first failure counts. */
@@ -140,13 +135,12 @@ static void hear_end(tr_rpc *rpc, const tr__rpc_inbound *m)
     tr__rpc_reader r = {.at = m->body, .end = m->body + m->frame.body};
     tr_status status = m->frame.status > TR_END && m->frame.status <= TR_INTERNAL ? m->frame.status : TR_OK;
     const char *text = status == TR_OK ? NULL : tr__rpc_read_text(&r);
-    pthread_mutex_lock(&rpc->drain_lock);
+    TR__LOCKED(&rpc->drain_lock);
     if (rpc->stopping && !rpc->ended) {
         if (text) set_end(rpc, status, text);
         conclude(rpc);
         pthread_cond_broadcast(&rpc->drain_changed);
     }
-    pthread_mutex_unlock(&rpc->drain_lock);
 }
 
 void tr__drain_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
@@ -350,7 +344,7 @@ static bool follow(tr_rpc *rpc)
     int64_t began = 0, asked = 0; /* the first question, and the latest, to the one who is `whom` */
     int64_t period_us = rpc->timeout_ms / 4 < ASK_MS ? (int64_t)rpc->timeout_ms * 250 : ASK_MS * 1000;
     int64_t pause_us = period_us < LOOK_MS * 1000 ? period_us : LOOK_MS * 1000;
-    pthread_mutex_lock(&rpc->drain_lock);
+    TR__LOCKED(&rpc->drain_lock);
     for (int asker, whom = -1; !rpc->ended && (asker = lowest(rpc)) != rpc->rank;) {
         int64_t heard = rpc->answers[asker].heard;
         if (asker == whom && is_overdue(rpc, heard > began ? heard : began)) {
@@ -365,9 +359,7 @@ static bool follow(tr_rpc *rpc)
             sleep_us(rpc, pause_us);
         }
     }
-    bool ended = rpc->ended;
-    pthread_mutex_unlock(&rpc->drain_lock);
-    return ended;
+    return rpc->ended;
 }
 
 tr_status tr__drain(tr_rpc *rpc)

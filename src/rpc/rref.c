@@ -52,9 +52,16 @@ static void fail_value(tr_rpc *rpc, tr_future *f, bool stopped)
     tr__future_fail(f, tr__error_take());
 }
 
-/* Lets go of the lock, and of values that nobody refers to any more, or that are lost. */
-static void unlock(tr_rpc *rpc)
+static tr_rpc *lock(tr_rpc *rpc)
 {
+    pthread_mutex_lock(&rpc->refs_lock);
+    return rpc;
+}
+
+/* Lets go of the lock, and of values that nobody refers to any more, or that are lost. */
+static void unlock(tr_rpc **held)
+{
+    tr_rpc *rpc = *held;
     tr_future *freed = rpc->freed, *lost = rpc->lost;
     bool stopped = !rpc->refs;
     rpc->freed = rpc->lost = NULL;
@@ -71,12 +78,9 @@ static void unlock(tr_rpc *rpc)
     }
 }
 
-/* NULL: the agent has stopped, beside a call of another thread that began before. */
-static tr__rref_table *lock(tr_rpc *rpc)
-{
-    pthread_mutex_lock(&rpc->refs_lock);
-    return rpc->refs;
-}
+/* Holds the table from here to the end of the block. rpc->refs is NULL once the agent has stopped, beside a call of another thread
+ * that began before. */
+#define HELD(rpc) __attribute__((cleanup(unlock), unused)) tr_rpc *held = lock(rpc)
 
 static tr_status used_late(void)
 {
@@ -102,10 +106,10 @@ tr_status tr__refs_start(tr_rpc *rpc)
 
 void tr__refs_free(tr_rpc *rpc)
 {
-    tr__rref_table *refs = lock(rpc);
+    HELD(rpc);
+    tr__rref_table *refs = rpc->refs;
     rpc->refs = NULL;
     tr__rref_table_free(refs);
-    unlock(rpc);
 }
 
 void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
@@ -113,31 +117,29 @@ void tr__refs_heard(tr_rpc *rpc, const tr__rpc_inbound *m)
     tr__refer message;
     if (m->frame.body != sizeof message) return;
     memcpy(&message, m->body, sizeof message);
-    tr__rref_table *refs = lock(rpc);
-    if (refs) tr__rref_message(refs, m->from, &message);
-    unlock(rpc);
+    lock(rpc);
+    if (rpc->refs) tr__rref_message(rpc->refs, m->from, &message);
+    unlock(&rpc);
     atomic_fetch_add(&rpc->links[m->from].refers_heard, 1); /* with all that it has caused */
     atomic_store(&rpc->moved, tr__now_ns());
 }
 
 void tr__refs_gone(tr_rpc *rpc, int worker)
 {
-    lock(rpc);
+    HELD(rpc);
     tr__rref_gone(rpc->refs, worker);
-    unlock(rpc);
 }
 
 uint64_t tr__refs_sent(tr_rpc *rpc, uint64_t *unheard)
 {
     uint64_t sent = 0;
     *unheard = 0;
-    lock(rpc);
+    HELD(rpc);
     for (int i = 0; i < rpc->world; i++) {
         tr__rpc_link *link = &rpc->links[i];
         sent += link->refers_sent;
         if (!atomic_load(&link->gone)) *unheard += link->refers_sent - atomic_load(&link->refers_heard);
     }
-    unlock(rpc);
     return sent;
 }
 
@@ -149,7 +151,7 @@ void tr__refs_report(tr_rpc *rpc)
     size_t used = 0;
     lock(rpc);
     int count = tr__rref_held(rpc->refs, ids, NAMED);
-    unlock(rpc);
+    unlock(&rpc);
     for (int i = 0; i < count && i < NAMED; i++)
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%d:%" PRIu64, i ? ", " : "", ids[i].maker,
             ids[i].number & 0xffffffffff);
@@ -165,9 +167,8 @@ static void destroy(void *self)
 {
     tr_rref *ref = self;
     if (ref->entry) {
-        tr__rref_table *refs = lock(ref->rpc);
-        if (refs) tr__rref_release(refs, ref->entry);
-        unlock(ref->rpc);
+        HELD(ref->rpc);
+        if (ref->rpc->refs) tr__rref_release(ref->rpc->refs, ref->entry);
     }
     tr__unref(ref->rpc);
 }
@@ -197,9 +198,8 @@ static tr_rref *new_rref(tr_rpc *rpc, tr__rref_entry *entry, const char *why)
 static tr_status check_open(tr_rpc *rpc)
 {
     TR__TRY(tr__rpc_check(rpc));
-    bool open = lock(rpc) != NULL;
-    unlock(rpc);
-    return open ? TR_OK : used_late();
+    HELD(rpc);
+    return rpc->refs ? TR_OK : used_late();
 }
 
 tr_status tr__refs_check(const tr_rref *ref)
@@ -229,10 +229,9 @@ static tr_future *slot_of(tr_rpc *rpc, tr__rref_entry *entry)
 /* The same, with a reference of the caller's: tr_rpc_stop() may free the value while that waits for it. */
 static tr_status hold_slot(const tr_rref *ref, tr_future **slot)
 {
-    bool open = lock(ref->rpc) != NULL;
-    *slot = open ? tr__ref(slot_of(ref->rpc, ref->entry)) : NULL;
-    unlock(ref->rpc);
-    if (!open) return used_late();
+    HELD(ref->rpc);
+    *slot = ref->rpc->refs ? tr__ref(slot_of(ref->rpc, ref->entry)) : NULL;
+    if (!ref->rpc->refs) return used_late();
     return *slot ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
 }
 
@@ -251,11 +250,11 @@ static void end_with(tr_future *f, const tr_value *value)
 tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
 {
     if (check_open(rpc) != TR_OK) return tr__object_failed(&tr__rref_type);
-    tr__rref_table *refs = lock(rpc);
-    tr__rref_entry *entry = refs ? tr__rref_own(refs) : NULL;
+    lock(rpc);
+    tr__rref_entry *entry = rpc->refs ? tr__rref_own(rpc->refs) : NULL;
     bool there = entry && slot_of(rpc, entry);
     tr_rref *ref = new_rref(rpc, entry, "no memory for a reference");
-    unlock(rpc);
+    unlock(&rpc);
     if (tr__error_of(ref)) return ref;
     if (!there) return tr__object_fail(&tr__rref_type, TR_NO_MEMORY, "rpc: no memory for a reference");
     tr__refs_made(ref, &value);
@@ -266,54 +265,47 @@ tr_rref *tr_rref_new(tr_rpc *rpc, tr_value value)
 
 tr_rref *tr__refs_remote(tr_rpc *rpc, int owner, tr__rref_token *token)
 {
-    tr__rref_table *refs = lock(rpc);
-    tr_rref *ref = new_rref(rpc, refs ? tr__rref_remote(refs, owner, token) : NULL, "no memory for a reference");
-    unlock(rpc);
-    return ref;
+    HELD(rpc);
+    return new_rref(rpc, rpc->refs ? tr__rref_remote(rpc->refs, owner, token) : NULL, "no memory for a reference");
 }
 
 void tr__refs_remote_done(tr_rpc *rpc, tr__rref_entry *entry, bool made)
 {
-    tr__rref_table *refs = lock(rpc);
-    if (refs) tr__rref_remote_done(refs, entry, made);
-    unlock(rpc);
+    HELD(rpc);
+    if (rpc->refs) tr__rref_remote_done(rpc->refs, entry, made);
 }
 
 void tr__refs_remote_late(tr_rpc *rpc, int owner, tr__rref_number value, bool made)
 {
-    tr__rref_table *refs = lock(rpc);
-    tr__rref_entry *entry = refs ? tr__rref_find(refs, value) : NULL;
-    if (entry && tr__rref_entry_owner(entry) == owner) tr__rref_remote_done(refs, entry, made);
-    unlock(rpc);
+    HELD(rpc);
+    tr__rref_entry *entry = rpc->refs ? tr__rref_find(rpc->refs, value) : NULL;
+    if (entry && tr__rref_entry_owner(entry) == owner) tr__rref_remote_done(rpc->refs, entry, made);
 }
 
 tr_rref *tr__refs_making(tr_rpc *rpc, const tr__rref_token *token, const char *function)
 {
-    tr__rref_table *refs = lock(rpc);
-    tr__rref_entry *entry = refs ? tr__rref_made(refs, token) : NULL;
+    HELD(rpc);
+    tr__rref_entry *entry = rpc->refs ? tr__rref_made(rpc->refs, token) : NULL;
     tr_future *slot = entry ? slot_of(rpc, entry) : NULL;
     if (slot) snprintf(slot->function, sizeof slot->function, "%s", function + (function[0] == '.'));
-    tr_rref *ref = new_rref(rpc, entry, "a value that was to be made here is given up already");
-    unlock(rpc);
-    return ref;
+    return new_rref(rpc, entry, "a value that was to be made here is given up already");
 }
 
 void tr__refs_made(tr_rref *ref, const tr_value *value)
 {
-    tr_future *slot = lock(ref->rpc) ? tr__ref(tr__rref_value(ref->entry)) : NULL;
-    unlock(ref->rpc);
-    if (slot) end_with(slot, value);
+    tr_future *slot;
+    if (hold_slot(ref, &slot) == TR_OK) end_with(slot, value);
 }
 
 /* ---- Their values ------------------------------------------------------------------------------------------------ */
 
 tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value)
 {
-    tr__rref_table *refs = lock(rpc);
-    tr__rref_entry *entry = refs ? tr__rref_await(refs, id) : NULL;
+    lock(rpc);
+    tr__rref_entry *entry = rpc->refs ? tr__rref_await(rpc->refs, id) : NULL;
     tr_future *slot = entry ? slot_of(rpc, entry) : NULL;
     tr_rref *holds = entry ? new_rref(rpc, entry, "no memory for a reference") : NULL;
-    unlock(rpc);
+    unlock(&rpc);
     if (!entry) return tr__fail(TR_NOT_FOUND, "the value is gone: who handed the reference over died meanwhile");
     TR__TRY(tr_status_of(holds));
     if (!slot) return tr__fail(TR_NO_MEMORY, "no memory for a reference");
@@ -323,7 +315,7 @@ tr_status tr__refs_value(tr_rpc *rpc, tr__rref_number id, tr_value *value)
         char function[sizeof slot->function];
         lock(rpc);
         snprintf(function, sizeof function, "%s", slot->function);
-        unlock(rpc);
+        unlock(&rpc);
         if (function[0]) return tr__fail(TR_TIMEOUT, "%s has not made the value within %g s", function, timeout_ms / 1000.0);
         return tr__fail(TR_TIMEOUT, "the request to make the value has not come within %g s", timeout_ms / 1000.0);
     }
@@ -379,25 +371,21 @@ tr_status tr__refs_hand_over(tr_rpc *rpc, tr_rref *ref, int to, tr__rref_token *
 {
     if (ref->rpc != rpc)
         return tr__fail(TR_INVALID, "rpc: a reference of one agent is handed over by another one");
-    tr__rref_table *refs = lock(rpc);
-    bool done = refs && tr__rref_hand_over(refs, ref->entry, to, token);
-    unlock(rpc);
-    if (!refs) return used_late();
+    HELD(rpc);
+    if (!rpc->refs) return used_late();
+    bool done = tr__rref_hand_over(rpc->refs, ref->entry, to, token);
     return done ? TR_OK : tr__fail(TR_NO_MEMORY, "rpc: no memory for a reference");
 }
 
 void tr__refs_undo(tr_rpc *rpc, const tr__rref_token *token)
 {
-    tr__rref_table *refs = lock(rpc);
-    if (refs) tr__rref_undo(refs, token);
-    unlock(rpc);
+    HELD(rpc);
+    if (rpc->refs) tr__rref_undo(rpc->refs, token);
 }
 
 tr_rref *tr__refs_take_in(tr_rpc *rpc, int from, const tr__rref_token *token)
 {
-    tr__rref_table *refs = lock(rpc);
-    tr_rref *ref = new_rref(rpc, refs ? tr__rref_take_in(refs, from, token) : NULL,
+    HELD(rpc);
+    return new_rref(rpc, rpc->refs ? tr__rref_take_in(rpc->refs, from, token) : NULL,
         "a reference to a value that is gone, or no memory for it");
-    unlock(rpc);
-    return ref;
 }

@@ -55,12 +55,11 @@ static void wake_another(tr_rpc *rpc);
 static void set_hearing(tr_rpc *rpc)
 {
     if (rpc->watch < 0) return;
-    pthread_mutex_lock(&rpc->dozing_lock);
+    TR__LOCKED(&rpc->dozing_lock);
     bool hears = atomic_load(&rpc->page->bell.awake) == 0;
     struct epoll_event e = {.events = hears ? EPOLLIN | EPOLLET : 0};
     if (hears != rpc->dozing_hears) epoll_ctl(rpc->dozing, EPOLL_CTL_MOD, rpc->watch, &e);
     rpc->dozing_hears = hears;
-    pthread_mutex_unlock(&rpc->dozing_lock);
 }
 
 static void count_in(tr_rpc *rpc, int times)
@@ -274,7 +273,7 @@ static bool keep_one_idle(tr_rpc *rpc)
 static tr__rpc_inbound *take_request(tr_rpc *rpc, bool whatever)
 {
     tr__rpc_inbound *m = NULL;
-    pthread_mutex_lock(&rpc->queue_lock);
+    TR__LOCKED(&rpc->queue_lock);
     if (rpc->first && (whatever || atomic_load(&rpc->running) < rpc->threads_most)) {
         atomic_fetch_add(&rpc->running, 1);
         if (keep_one_idle(rpc) || whatever) {
@@ -287,7 +286,6 @@ static tr__rpc_inbound *take_request(tr_rpc *rpc, bool whatever)
             atomic_fetch_sub(&rpc->running, 1);
         }
     }
-    pthread_mutex_unlock(&rpc->queue_lock);
     return m;
 }
 
@@ -314,18 +312,15 @@ static void run_request(tr_rpc *rpc, tr__rpc_inbound *m)
 
 void tr__rpc_cancel(tr_rpc *rpc, int from, uint64_t id)
 {
-    pthread_mutex_lock(&rpc->queue_lock);
+    TR__LOCKED(&rpc->queue_lock);
     for (tr__rpc_inbound *m = rpc->first; m; m = m->next)
         if (m->from == from && m->frame.id == id) m->cancelled = true;
-    pthread_mutex_unlock(&rpc->queue_lock);
 }
 
 int tr__rpc_requests(tr_rpc *rpc)
 {
-    pthread_mutex_lock(&rpc->queue_lock);
-    int count = atomic_load(&rpc->queued) + atomic_load(&rpc->running) + rpc->blocked;
-    pthread_mutex_unlock(&rpc->queue_lock);
-    return count;
+    TR__LOCKED(&rpc->queue_lock);
+    return atomic_load(&rpc->queued) + atomic_load(&rpc->running) + rpc->blocked;
 }
 
 /* ---- Waiting threads --------------------------------------------------------------------------------------------- */
@@ -346,10 +341,9 @@ void tr__rpc_unblock(tr_rpc *rpc, int awake)
 {
     resume(rpc, awake);
     if (own.rpc != rpc) return;
-    pthread_mutex_lock(&rpc->queue_lock);
+    TR__LOCKED(&rpc->queue_lock);
     atomic_fetch_add(&rpc->running, 1);
     rpc->blocked--;
-    pthread_mutex_unlock(&rpc->queue_lock);
 }
 
 bool tr__rpc_help(tr_rpc *rpc)
@@ -397,9 +391,8 @@ static void step_back(tr_rpc *rpc, absence a)
     resume(rpc, a.awake);
     if (!a.idle) return;
     own.idle = true;
-    pthread_mutex_lock(&rpc->queue_lock);
+    TR__LOCKED(&rpc->queue_lock);
     atomic_fetch_sub(&rpc->running, 1);
-    pthread_mutex_unlock(&rpc->queue_lock);
 }
 
 void tr__rpc_call_back(tr__rpc_then *thens)
@@ -539,18 +532,16 @@ static void *serve_requests(void *arg)
 
 void tr__rpc_wake_clock(tr_rpc *rpc)
 {
-    pthread_mutex_lock(&rpc->clock_lock);
+    TR__LOCKED(&rpc->clock_lock);
     rpc->clock_rung = true;
     pthread_cond_signal(&rpc->clock_changed);
-    pthread_mutex_unlock(&rpc->clock_lock);
 }
 
 static void sleep_until(tr_rpc *rpc, int64_t until)
 {
-    pthread_mutex_lock(&rpc->clock_lock);
+    TR__LOCKED(&rpc->clock_lock);
     if (!rpc->clock_rung && !atomic_load(&rpc->closing)) tr__condition_wait(&rpc->clock_changed, &rpc->clock_lock, until);
     rpc->clock_rung = false;
-    pthread_mutex_unlock(&rpc->clock_lock);
 }
 
 /* Timeouts, and blocks that are not used. When to come again. */

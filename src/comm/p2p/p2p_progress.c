@@ -284,14 +284,13 @@ static bool none_left(tr__p2p *p, const void *count)
 static void *help(void *arg)
 {
     tr__p2p *p = arg;
-    pthread_mutex_lock(&p->lock);
+    TR__LOCKED(&p->lock);
     while (!p->stopping) {
         if (p->helped)
             work_until(p, none_left, &p->helped);
         else
             pthread_cond_wait(&p->wanted, &p->lock);
     }
-    pthread_mutex_unlock(&p->lock);
     return NULL;
 }
 

@@ -69,10 +69,8 @@ tr_status tr__part_no_memory(void)
 static tr_status take_leaf(void *user, tr_tensor *leaf, tr_tensor *grad, tr_tensor **sum)
 {
     tr_dist_context *c = ((tr__dist_part *)user)->context;
-    pthread_mutex_lock(&c->lock);
-    tr_status status = tr__dist_grads_add(&c->grads, leaf, grad, sum);
-    pthread_mutex_unlock(&c->lock);
-    return status;
+    TR__LOCKED(&c->lock);
+    return tr__dist_grads_add(&c->grads, leaf, grad, sum);
 }
 
 static tr_tensor *get_gradient(void *user, const tr_tensor *leaf)
@@ -84,11 +82,9 @@ static tr_status put_gradient(void *user, tr_tensor *leaf, tr_tensor *grad)
 {
     tr_dist_context *c = ((tr__dist_part *)user)->context;
     tr_tensor *kept;
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     tr_tensor *there = tr__dist_grads_find(c->grads, leaf);
-    tr_status status = there ? tr_copy_into(there, grad) : tr__dist_grads_add(&c->grads, leaf, grad, &kept);
-    pthread_mutex_unlock(&c->lock);
-    return status;
+    return there ? tr_copy_into(there, grad) : tr__dist_grads_add(&c->grads, leaf, grad, &kept);
 }
 
 static tr_status complete_leaf(void *user, tr_tensor *leaf)
@@ -175,10 +171,8 @@ tr__dist_part *tr__part_ref(tr__dist_part *p)
 
 tr__dist_part *tr__part_of(tr_dist_context *c)
 {
-    pthread_mutex_lock(&c->lock);
-    tr__dist_part *p = c->part ? tr__part_ref(c->part) : NULL;
-    pthread_mutex_unlock(&c->lock);
-    return p;
+    TR__LOCKED(&c->lock);
+    return c->part ? tr__part_ref(c->part) : NULL;
 }
 
 /* ---- How a part ends --------------------------------------------------------------------------------------------- */
@@ -212,20 +206,18 @@ static void drop_engine(tr__dist_part *p)
     pthread_mutex_unlock(&p->context->lock);
     if (!ours) return;
     (void)!tr__backward_free(p->engine, tr__fail_stored(p->error));
-    pthread_mutex_lock(&p->context->lock);
+    TR__LOCKED(&p->context->lock);
     p->engine = NULL;
     p->running = false;
     pthread_cond_broadcast(&p->ended);
-    pthread_mutex_unlock(&p->context->lock);
 }
 
 /* A hook's ending may wait for workers that wait for us. */
 static void interrupt(tr__dist_part *p)
 {
     tr__backward_cancel(p->engine, tr__fail_stored(p->error));
-    pthread_mutex_lock(&p->context->lock);
+    TR__LOCKED(&p->context->lock);
     p->interrupting = false;
-    pthread_mutex_unlock(&p->context->lock);
 }
 
 /* Ends the part with this thread's latest failure. */
@@ -382,19 +374,16 @@ static tr_status expect_roots(tr__dist_part *p)
 
 static tr__dist_sent *sent_at(tr_dist_context *c, int64_t number)
 {
-    pthread_mutex_lock(&c->lock);
-    tr__dist_sent *s = number >= 0 && number < c->n_sent ? c->sent[number] : NULL;
-    pthread_mutex_unlock(&c->lock);
-    return s;
+    TR__LOCKED(&c->lock);
+    return number >= 0 && number < c->n_sent ? c->sent[number] : NULL;
 }
 
 /* Entry i of what was received; false behind the last. */
 static bool received_at(tr_dist_context *c, int64_t i, tr__dist_recv *out)
 {
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     bool is = i < c->n_received;
     if (is) *out = c->received[i];
-    pthread_mutex_unlock(&c->lock);
     return is;
 }
 

@@ -2,6 +2,7 @@
 #include "parallel/dist/part.h"
 
 #include "base/memory.h"
+#include "base/thread.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -102,10 +103,8 @@ static void free_grads(struct tr__dist_grads *grads)
 tr_tensor *tr_dist_grad(tr_dist_context *context, const tr_tensor *leaf)
 {
     if (!context || tr__error_of(context) || !leaf) return NULL;
-    pthread_mutex_lock(&context->lock);
-    tr_tensor *grad = tr__dist_grads_find(context->grads, leaf);
-    pthread_mutex_unlock(&context->lock);
-    return grad;
+    TR__LOCKED(&context->lock);
+    return tr__dist_grads_find(context->grads, leaf);
 }
 
 /* ---- The contexts of a worker ------------------------------------------------------------------------------------ */
@@ -177,15 +176,13 @@ static tr_dist_context *add_context(tr__dist *dist, tr__dist_id id)
 
 tr_dist_context *tr__dist_context_new(tr__dist *dist)
 {
-    pthread_mutex_lock(&dist->lock);
-    tr_dist_context *c = add_context(dist, (tr__dist_id){dist->port.self, ++dist->next_number});
-    pthread_mutex_unlock(&dist->lock);
-    return c;
+    TR__LOCKED(&dist->lock);
+    return add_context(dist, (tr__dist_id){dist->port.self, ++dist->next_number});
 }
 
 tr_dist_context *tr__dist_context_find(tr__dist *dist, tr__dist_id id, bool make)
 {
-    pthread_mutex_lock(&dist->lock);
+    TR__LOCKED(&dist->lock);
     tr_dist_context *c = dist->contexts;
     while (c && !tr__dist_context_is(c, id)) c = c->next;
     /* What this worker made itself and does not know any more has been released. */
@@ -193,7 +190,6 @@ tr_dist_context *tr__dist_context_find(tr__dist *dist, tr__dist_id id, bool make
         tr__ref(c);
     else if (make && id.worker >= 0 && id.worker < dist->port.workers && id.worker != dist->port.self)
         c = add_context(dist, id);
-    pthread_mutex_unlock(&dist->lock);
     if (!c || !c->object.error) return c;
     tr__unref(c);
     return NULL;
@@ -203,7 +199,7 @@ tr_dist_context *tr__dist_context_find(tr__dist *dist, tr__dist_id id, bool make
 static bool unlist(tr_dist_context *c)
 {
     tr__dist *dist = c->dist;
-    pthread_mutex_lock(&dist->lock);
+    TR__LOCKED(&dist->lock);
     bool listed = !c->released;
     c->released = true;
     for (tr_dist_context **at = &dist->contexts; *at; at = &(*at)->next)
@@ -211,7 +207,6 @@ static bool unlist(tr_dist_context *c)
             *at = c->next;
             break;
         }
-    pthread_mutex_unlock(&dist->lock);
     return listed;
 }
 
@@ -277,27 +272,24 @@ static tr_status note_sent(tr_dist_context *c, int to, bool is_reply, tr_tensor 
 tr_status tr__dist_sends(tr_dist_context *c, int to, bool is_reply, tr_tensor *const *tensors, int n, int64_t *first)
 {
     tr_status status = TR_OK;
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     *first = c->n_sent;
     for (int i = 0; i < n && status == TR_OK; i += TR__DIST_TENSORS)
         status = note_sent(c, to, is_reply, &tensors[i], n - i < TR__DIST_TENSORS ? n - i : TR__DIST_TENSORS);
     for (int64_t i = *first; i < c->n_sent && status != TR_OK; i++) c->sent[i]->unsent = c->sent[i]->answered = true;
-    pthread_mutex_unlock(&c->lock);
     return status;
 }
 
 void tr__dist_touches(tr_dist_context *c, int worker)
 {
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     c->touched[worker] = 1;
-    pthread_mutex_unlock(&c->lock);
 }
 
 void tr__dist_was_answered(tr_dist_context *c, int64_t first, int64_t count)
 {
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     for (int64_t i = first; i >= 0 && i < first + count && i < c->n_sent; i++) c->sent[i]->answered = true;
-    pthread_mutex_unlock(&c->lock);
 }
 
 /* tr_backward() itself does not know where the graph goes on. */

@@ -1,6 +1,7 @@
 /* The owners' side of distributed optimizers: one of ours for the parameters that live here. */
 #include "parallel/dist/rpc.h"
 
+#include "base/thread.h"
 #include "optim/optimizer.h"
 
 #include <inttypes.h>
@@ -20,28 +21,25 @@ typedef struct tr__dist_owned {
  * came. */
 static void await_turn(tr__dist_worker *w)
 {
-    pthread_mutex_lock(&w->lock);
+    TR__LOCKED(&w->lock);
     int64_t mine = w->next_turn++;
     while (w->turn != mine) pthread_cond_wait(&w->turns, &w->lock);
-    pthread_mutex_unlock(&w->lock);
 }
 
 static void end_turn(tr__dist_worker *w)
 {
-    pthread_mutex_lock(&w->lock);
+    TR__LOCKED(&w->lock);
     w->turn++;
     pthread_cond_broadcast(&w->turns);
-    pthread_mutex_unlock(&w->lock);
 }
 
 /* ---- Orders ------------------------------------------------------------------------------------------------------------ */
 
 static owned *find(tr__dist_worker *w, int64_t number)
 {
-    pthread_mutex_lock(&w->lock);
+    TR__LOCKED(&w->lock);
     owned *o = w->optimizers;
     while (o && o->number != number) o = o->next;
-    pthread_mutex_unlock(&w->lock);
     if (!o) tr__fail(TR_NOT_FOUND, "dist optimizer: worker %d has none of number %" PRId64, w->dist.port.self, number);
     return o;
 }
@@ -182,11 +180,10 @@ static early *add_early(tr__dist_worker *w, const owned *o, tr_dist_context *c)
     e->stepped = stepped;
     for (size_t i = 0; i < n; i++) e->places[i] = (leaf_place){tr_list_at(o->parameters, (int)i), (int)i};
     qsort(e->places, n, sizeof *e->places, compare_places);
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     tr__dist_early **at = &c->early;
     while (*at) at = &(*at)->next;
     *at = &e->base;
-    pthread_mutex_unlock(&c->lock);
     return e;
 }
 
@@ -276,9 +273,8 @@ static tr_status scale(tr__dist_worker *w, const owned *o, const tr_value *value
         tr_tensor *scaled = g ? tr_affine(g, values[3].f64, 0) : NULL;
         status = tr_status_of(scaled);
         if (!g || status != TR_OK) continue;
-        pthread_mutex_lock(&c->lock);
+        TR__LOCKED(&c->lock);
         tr__dist_grads_replace(c->grads, leaf, scaled);
-        pthread_mutex_unlock(&c->lock);
     }
     tr__unref(c);
     return status;

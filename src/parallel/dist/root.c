@@ -84,9 +84,8 @@ static int count_missing(const tr__dist_part *p, int *first)
 int tr__dist_awaited(tr_dist_context *c)
 {
     int first;
-    pthread_mutex_lock(&c->lock);
+    TR__LOCKED(&c->lock);
     count_missing(c->part, &first);
-    pthread_mutex_unlock(&c->lock);
     return first;
 }
 
@@ -113,18 +112,14 @@ static bool is_marked(const tr__dist_part *p)
 
 bool tr__dist_over(tr_dist_context *c)
 {
-    pthread_mutex_lock(&c->lock);
-    bool over = c->part->over;
-    pthread_mutex_unlock(&c->lock);
-    return over;
+    TR__LOCKED(&c->lock);
+    return c->part->over;
 }
 
 bool tr__dist_marked(tr_dist_context *c)
 {
-    pthread_mutex_lock(&c->lock);
-    bool marked = is_marked(c->part);
-    pthread_mutex_unlock(&c->lock);
-    return marked;
+    TR__LOCKED(&c->lock);
+    return is_marked(c->part);
 }
 
 void tr__dist_continue(tr_dist_context *c)
