@@ -2,6 +2,7 @@
 #include "net/endpoint.h"
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/thread.h"
 
 #include <errno.h>
@@ -35,8 +36,7 @@ void tr__shm_queue_add(tr__shm_queue *queue, tr__shm_queued *queued)
 
 void tr__shm_queue_free(tr__shm_queue *queue)
 {
-    for (tr__shm_queued *queued = queue->first, *next; queued; queued = next) {
-        next = queued->next;
+    TR__FOR_EACH(queued, queue->first) {
         if (queued->fd >= 0) close(queued->fd);
         free(queued);
     }
@@ -136,10 +136,7 @@ static tr_status show_blocks(tr__endpoint *e)
         return status;
     }
     pthread_mutex_lock(&e->lock);
-    for (tr__shm_queued *queued = messages.first, *next; queued; queued = next) {
-        next = queued->next;
-        tr__shm_queue_add(&e->peers[queued->peer].outgoing, queued);
-    }
+    TR__FOR_EACH(queued, messages.first) tr__shm_queue_add(&e->peers[queued->peer].outgoing, queued);
     pthread_mutex_unlock(&e->lock);
     tr__endpoint_kick(e);
     tr__segment_close(segment.memory);
@@ -235,9 +232,7 @@ void tr__attachment_retire(tr__attachment *a)
     tr__endpoint *e = a->endpoint;
     if (a->calls || !is_over(a)) return;
     pthread_mutex_lock(&e->lock);
-    tr__attachment **at = &e->attachments;
-    while (*at != a) at = &(*at)->next;
-    *at = a->next;
+    TR__UNLINK(e->attachments, a);
     pthread_mutex_unlock(&e->lock);
     return_block(e, a->block);
     free_attachment(a);
@@ -379,12 +374,8 @@ void tr__endpoint_free(tr__endpoint *e)
         free(peer->mappings);
         tr__shm_queue_free(&peer->outgoing);
     }
-    for (tr__attachment *a = e->attachments, *next; a; a = next) {
-        next = a->next;
-        free_attachment(a);
-    }
-    for (tr__endpoint_blocks *b = e->blocks, *next; b; b = next) {
-        next = b->next;
+    TR__FOR_EACH(a, e->attachments) free_attachment(a);
+    TR__FOR_EACH(b, e->blocks) {
         tr_shared_free(b->memory);
         free(b);
     }

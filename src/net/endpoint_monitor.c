@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/thread.h"
 #include "net/endpoint.h"
 
@@ -70,10 +71,6 @@ ssize_t tr__shm_receive(int socket, tr__shm_message *message, int *fd)
 
 /* ---- What comes in ----------------------------------------------------------------------------------------------- */
 
-/* Groups that have ended here may go while they hear. */
-#define FOR_EACH_ATTACHED(a, e) \
-    for (tr__attachment *a = (e)->attachments, *next_of_a = a ? a->next : NULL; a; a = next_of_a, next_of_a = a ? a->next : NULL)
-
 static tr__attachment *attached(const tr__endpoint *e, uint64_t id)
 {
     tr__attachment *a = e->attachments;
@@ -112,7 +109,7 @@ static void hear_for_group(tr__endpoint *e, int peer, const tr__shm_message *mes
 /* Tells the groups of a peer that its memory is here, or of this thread's latest failure. */
 static void tell_groups(tr__endpoint *e, int peer, tr_status status)
 {
-    FOR_EACH_ATTACHED(a, e) {
+    TR__FOR_EACH(a, e->attachments) {
         int member = a->places[peer];
         if (member < 0 || !a->calls) continue;
         if (status == TR_OK) a->calls->mapped(a->user, member);
@@ -155,7 +152,7 @@ static void hang_up(tr__endpoint *e, int peer)
     atomic_fetch_add(&e->page->lost, 1);
     pthread_mutex_lock(&e->hearing);
     p->gone = true;
-    FOR_EACH_ATTACHED(a, e) {
+    TR__FOR_EACH(a, e->attachments) { /* those that have ended here may go */
         tr__attachment_gone(a, peer);
         tr__attachment_retire(a);
     }

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/thread.h"
 #include "net/link.h"
 
@@ -191,9 +192,7 @@ void tr__network_detach(tr__network_group *g, bool sound)
 {
     tr__network_endpoint *n = g->network;
     pthread_mutex_lock(&n->hearing);
-    tr__network_group **at = &n->groups;
-    while (*at != g) at = &(*at)->next;
-    *at = g->next;
+    TR__UNLINK(n->groups, g);
     pthread_mutex_lock(&n->lock);
     for (int i = 0; i < g->count; i++)
         for (tr__network_connection *c = n->peers[g->members[i]].connections; c; c = c->next)
@@ -202,10 +201,7 @@ void tr__network_detach(tr__network_group *g, bool sound)
     n->hasty = !sound;
     bool last = --n->users == 0;
     pthread_mutex_unlock(&n->hearing);
-    for (tr__early_frame *early = g->early, *next; early; early = next) {
-        next = early->next;
-        free(early);
-    }
+    TR__FOR_EACH(early, g->early) free(early);
     free(g);
     if (last) tr__network_free(n);
 }
@@ -289,8 +285,7 @@ static void part(tr__network_endpoint *n)
             read_out(peer->control->wire.socket, moment, end);
             tr__network_close(peer->control);
         }
-        for (tr__network_connection *c = peer->connections, *next; c; c = next) {
-            next = c->next;
+        TR__FOR_EACH(c, peer->connections) {
             read_out(c->wire.socket, moment, end);
             tr__network_close(c);
         }

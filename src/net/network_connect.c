@@ -10,6 +10,7 @@
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "net/link.h"
@@ -234,9 +235,7 @@ tr_status tr__network_call(tr__network_endpoint *n, int rank, tr__channel channe
 static void remove_attempt(tr__network_endpoint *n, tr__attempt *a)
 {
     pthread_mutex_lock(&n->lock);
-    tr__attempt **at = &n->outgoing;
-    while (*at != a) at = &(*at)->next;
-    *at = a->next;
+    TR__UNLINK(n->outgoing, a);
     pthread_mutex_unlock(&n->lock);
     drop(a);
     free(a->made);
@@ -513,8 +512,7 @@ static tr_status call_those_due(tr__network_endpoint *n)
     tr__attempt *first = n->outgoing; /* others are put before it, and only this thread takes any away */
     pthread_mutex_unlock(&n->lock);
     int64_t now = tr__now_ns();
-    for (tr__attempt *a = first, *next; a; a = next) {
-        next = a->next;
+    TR__FOR_EACH(a, first) {
         tr_status status = TR_OK;
         bool slow = a->stage == TR__CONNECTING || a->stage == TR__SHAKING; /* later it has said hello, and the answer is on its way */
         /* One that has said hello may be used at the other end, which may have left since. */
@@ -588,9 +586,8 @@ tr_status tr__network_step(tr__network_endpoint *n, int timeout_ms, int *ready)
     *ready = poll(n->polled, (nfds_t)count, timeout_ms);
     eventfd_read(n->kick, &kicks);
     const struct pollfd *polled = n->polled + FIXED;
-    for (tr__attempt *a = first, *next; a; a = next) {
+    TR__FOR_EACH(a, first) {
         bool done = false;
-        next = a->next;
         if (!polled++->revents) continue;
         tr_status status = go_on(n, a, &done);
         if (status != TR_OK || done) TR__TRY(end_attempt(n, a, status));

@@ -5,6 +5,7 @@
  * It also makes the connections that groups ask for, and reads those that they have given back up to their end.
  */
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/thread.h"
 #include "net/link.h"
 #include "net/network.h"
@@ -88,10 +89,9 @@ void tr__network_say_gone(tr__network_endpoint *n, tr__network_peer *peer, int e
 static void hang_up(tr__network_endpoint *n, tr__network_peer *peer, int error)
 {
     pthread_mutex_lock(&n->lock);
-    tr__network_connection *control = peer->control, **at = &n->controls;
+    tr__network_connection *control = peer->control;
     epoll_ctl(n->watch, EPOLL_CTL_DEL, control->wire.socket, NULL);
-    while (*at != control) at = &(*at)->next;
-    *at = control->next;
+    TR__UNLINK(n->controls, control);
     peer->control = NULL;
     peer->got = 0;
     tr__network_close(control);
@@ -154,9 +154,7 @@ void tr__network_hear(tr__network_endpoint *n, tr__network_peer *peer)
 static void end_connection(tr__network_endpoint *n, tr__network_connection *c)
 {
     pthread_mutex_lock(&n->lock);
-    tr__network_connection **at = &c->peer->connections;
-    while (*at != c) at = &(*at)->next;
-    *at = c->next;
+    TR__UNLINK(c->peer->connections, c);
     pthread_mutex_unlock(&n->lock);
     epoll_ctl(n->watch, EPOLL_CTL_DEL, c->wire.socket, NULL);
     tr__network_close(c);

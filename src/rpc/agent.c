@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/given.h"
 #include "base/hash.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/thread.h"
 
@@ -283,10 +284,7 @@ static void drop_requests(tr_rpc *rpc)
     rpc->first = rpc->last = NULL;
     atomic_store(&rpc->queued, 0);
     pthread_mutex_unlock(&rpc->queue_lock);
-    for (tr__rpc_inbound *m = first, *next; m; m = next) {
-        next = m->next;
-        tr__inbound_free(m);
-    }
+    TR__FOR_EACH(m, first) tr__inbound_free(m);
 }
 
 /* Functions that still run may wait for calls, which no clock ends any more; the threads end when the functions do. */
@@ -341,10 +339,7 @@ static void free_links(tr_rpc *rpc)
     }
     free(rpc->links);
     for (int i = 0; i < TR__RPC_FUNCTION_BUCKETS; i++)
-        for (tr__rpc_entry *e = rpc->functions[i], *next; e; e = next) {
-            next = e->next;
-            free(e);
-        }
+        TR__FOR_EACH(e, rpc->functions[i]) free(e);
 }
 
 static void destroy(void *self)

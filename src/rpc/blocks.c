@@ -10,6 +10,7 @@
 #include "rpc/agent.h"
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/memory.h"
 #include "base/thread.h"
 #include "tensor/list.h"
@@ -154,18 +155,12 @@ void tr__blocks_trim(tr__rpc_link *link)
         idle = b;
     }
     pthread_mutex_unlock(&link->blocks.lock);
-    for (tr__rpc_shared_block *next; idle; idle = next) {
-        next = idle->next;
-        free_block(idle);
-    }
+    TR__FOR_EACH(b, idle) free_block(b);
 }
 
 void tr__blocks_free(tr__rpc_link *link)
 {
-    for (tr__rpc_shared_block *b = link->blocks.first, *next; b; b = next) {
-        next = b->next;
-        free_block(b);
-    }
+    TR__FOR_EACH(b, link->blocks.first) free_block(b);
     link->blocks.first = NULL;
     free(link->blocks.chunk);
     link->blocks.chunk = NULL;

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/list.h"
 #include "tensor/list.h"
 
 #include <math.h>
@@ -55,18 +56,10 @@ tr_status tr__rpc_value_keep(const tr_value *v, tr_value *kept, tr__rpc_inbound 
 
 /* ---- Making and ending ------------------------------------------------------------------------------------------- */
 
-static void free_thens(tr_future *f)
-{
-    for (tr__rpc_then *t = f->thens, *next; t; t = next) {
-        next = t->next;
-        free(t);
-    }
-}
-
 static void destroy(void *self)
 {
     tr_future *f = self;
-    free_thens(f);
+    TR__FOR_EACH(t, f->thens) free(t);
     tr__unref(tr__rpc_value_object(&f->value));
     if (f->message) tr__inbound_free(f->message);
     tr__error_unref(f->failure);

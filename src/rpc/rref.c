@@ -2,6 +2,7 @@
 #include "rpc/agent.h"
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/log.h"
 
 #include <inttypes.h>
@@ -71,8 +72,7 @@ static void unlock(tr_rpc **held)
         fail_value(rpc, f, false);
         tr__unref(f);
     }
-    for (tr_future *f = freed, *next; f; f = next) {
-        next = f->next;
+    TR__FOR_EACH(f, freed) {
         if (!f->lost && !tr_future_done(f)) fail_value(rpc, f, stopped);
         tr__unref(f);
     }

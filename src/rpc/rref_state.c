@@ -1,5 +1,6 @@
 #include "rpc/rref_state.h"
 
+#include "base/list.h"
 #include "base/memory.h"
 
 #include <stdlib.h>
@@ -157,9 +158,7 @@ static void free_entry(tr__rref_table *t, tr__rref_entry *e)
 
 static void remove_entry(tr__rref_table *t, tr__rref_entry *e)
 {
-    tr__rref_entry **at = bucket_of(t, e->id);
-    while (*at != e) at = &(*at)->next;
-    *at = e->next;
+    TR__UNLINK(*bucket_of(t, e->id), e);
     free_entry(t, e);
 }
 
@@ -440,10 +439,7 @@ void tr__rref_gone(tr__rref_table *t, int worker)
     if (t->neighbours[worker].gone) return;
     t->neighbours[worker].gone = true;
     for (int i = 0; i < BUCKETS; i++)
-        for (tr__rref_entry *e = t->buckets[i], *next; e; e = next) {
-            next = e->next;
-            forget(t, e, worker);
-        }
+        TR__FOR_EACH(e, t->buckets[i]) forget(t, e, worker);
 }
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */
@@ -467,10 +463,7 @@ void tr__rref_table_free(tr__rref_table *t)
 {
     if (!t) return;
     for (int i = 0; i < BUCKETS; i++)
-        for (tr__rref_entry *e; (e = t->buckets[i]);) {
-            t->buckets[i] = e->next;
-            free_entry(t, e);
-        }
+        TR__FOR_EACH(e, t->buckets[i]) free_entry(t, e);
     for (int i = 0; i < t->world; i++) free(t->neighbours[i].values.above);
     free(t->neighbours);
     free(t);

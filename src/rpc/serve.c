@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/list.h"
 #include "base/thread.h"
 #include "tensor/tensor.h"
 
@@ -158,14 +159,13 @@ bool tr__rpc_may_wait(void)
     return !current_batch && !own.clock;
 }
 
-static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *m);
+static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *attended);
 
-static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *m)
+static void handle_batch(tr_rpc *rpc, tr__rpc_inbound *found)
 {
     batch own_batch = {.last = &own_batch.first, .attended_last = &own_batch.attended}, *outer = current_batch;
     current_batch = &own_batch;
-    for (tr__rpc_inbound *next; m; m = next) {
-        next = m->next;
+    TR__FOR_EACH(m, found) {
         m->next = NULL;
         tr__rpc_link *link = &rpc->links[m->from];
         tr__rpc_arrived_message(rpc, m);
@@ -405,8 +405,7 @@ void tr__rpc_call_back(tr__rpc_then *thens)
     }
     tr_rpc *rpc = thens->future->rpc;
     absence gone = step_out(rpc);
-    for (tr__rpc_then *t = thens, *next; t; t = next) {
-        next = t->next;
+    TR__FOR_EACH(t, thens) {
         t->callback(t->future, t->user);
         tr__unref(t->future);
         free(t);
@@ -434,17 +433,16 @@ void tr__rpc_serve_later(tr__rpc_inbound *m)
     current_batch->attended_last = &m->next;
 }
 
-static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *m)
+static void serve_attended(tr_rpc *rpc, tr__rpc_inbound *attended)
 {
-    if (!m) return;
+    if (!attended) return;
     if (current_batch) {
-        *current_batch->attended_last = m;
+        *current_batch->attended_last = attended;
         while (*current_batch->attended_last) current_batch->attended_last = &(*current_batch->attended_last)->next;
         return;
     }
     absence gone = step_out(rpc);
-    for (tr__rpc_inbound *next; m; m = next) {
-        next = m->next;
+    TR__FOR_EACH(m, attended) {
         m->next = NULL;
         tr__rpc_serve(rpc, m);
         atomic_store(&rpc->moved, tr__now_ns());

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "comm/transport/failure.h"
 
+#include "base/list.h"
 #include "base/thread.h"
 #include "comm/record/record.h"
 
@@ -43,9 +44,7 @@ void tr__failure_listen(tr__failure *f, tr__failure_listener *listener)
 void tr__failure_ignore(tr__failure *f, tr__failure_listener *listener)
 {
     TR__LOCKED(&f->telling);
-    tr__failure_listener **at = &f->listeners;
-    while (*at && *at != listener) at = &(*at)->next;
-    if (*at) *at = listener->next;
+    TR__UNLINK(f->listeners, listener);
 }
 
 tr_status tr__failure_break_by(tr__failure *f, bool own, const tr__failure_listener *known)

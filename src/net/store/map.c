@@ -1,5 +1,6 @@
 #include "net/store/map.h"
 
+#include "base/list.h"
 #include "base/rng.h"
 
 #include <trireme/base.h>
@@ -40,8 +41,7 @@ static void grow(tr__map *map)
     tr__entry **buckets = calloc(wider, sizeof *buckets);
     if (!buckets) return;
     for (size_t b = 0; b < map->bucket_count; b++) {
-        for (tr__entry *entry = map->buckets[b], *next; entry; entry = next) {
-            next = entry->next;
+        TR__FOR_EACH(entry, map->buckets[b]) {
             tr__entry **bucket = &buckets[entry->hash & (wider - 1)];
             entry->next = *bucket;
             *bucket = entry;
@@ -76,9 +76,7 @@ tr__entry *tr__map_find(tr__map *map, const char *key, size_t length, bool make)
 void tr__map_prune(tr__map *map, tr__entry *entry)
 {
     if (entry->value || entry->waiters) return;
-    tr__entry **at = &map->buckets[entry->hash & (map->bucket_count - 1)];
-    while (*at != entry) at = &(*at)->next;
-    *at = entry->next;
+    TR__UNLINK(map->buckets[entry->hash & (map->bucket_count - 1)], entry);
     map->count--;
     map->bytes -= sizeof *entry + entry->length;
     free(entry);
@@ -87,8 +85,7 @@ void tr__map_prune(tr__map *map, tr__entry *entry)
 void tr__map_clear(tr__map *map)
 {
     for (size_t b = 0; b < map->bucket_count; b++) {
-        for (tr__entry *entry = map->buckets[b], *next; entry; entry = next) {
-            next = entry->next;
+        TR__FOR_EACH(entry, map->buckets[b]) {
             tr__map_value_unref(entry->value);
             free(entry);
         }

@@ -1,5 +1,6 @@
 #include "net/store/server.h"
 
+#include "base/list.h"
 #include "base/log.h"
 #include "base/object.h"
 #include "base/resolve.h"
@@ -258,8 +259,6 @@ void tr__server_stop(tr__server *s)
     }
     TR__LOCKED(&shared.lock); /* until it is gone: who asks for the port next finds it free */
     if (--s->users > 0) return;
-    tr__server **at = &shared.first;
-    while (*at != s) at = &(*at)->next;
-    *at = s->next;
+    TR__UNLINK(shared.first, s);
     stop(s);
 }

@@ -16,6 +16,7 @@
  */
 #include "parallel/dist/part.h"
 
+#include "base/list.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/thread.h"
@@ -50,11 +51,7 @@ void tr__dist_part_unref(tr__dist_part *p)
     }
     free(p->roots);
     free(p->root_gradients);
-    while (p->first) {
-        tr__item *it = p->first;
-        p->first = it->next;
-        free_item(it);
-    }
+    TR__FOR_EACH(it, p->first) free_item(it);
     free(p->found);
     if (p->error) tr__error_unref(p->error);
     pthread_cond_destroy(&p->ended);

@@ -1,6 +1,7 @@
 /* Contexts: what a worker notes of the tensors that come and go in one, and its gradients there. */
 #include "parallel/dist/part.h"
 
+#include "base/list.h"
 #include "base/memory.h"
 #include "base/thread.h"
 
@@ -121,11 +122,7 @@ static void destroy(void *self)
     free(c->received);
     free(c->touched);
     free_grads(c->grads);
-    while (c->early) {
-        tr__dist_early *e = c->early;
-        c->early = e->next;
-        e->free(e);
-    }
+    TR__FOR_EACH(e, c->early) e->free(e);
     tr__dist_part_unref(c->part);
     tr__error_unref(c->abort_reason);
     pthread_mutex_destroy(&c->lock);
@@ -202,11 +199,7 @@ static bool unlist(tr_dist_context *c)
     TR__LOCKED(&dist->lock);
     bool listed = !c->released;
     c->released = true;
-    for (tr_dist_context **at = &dist->contexts; *at; at = &(*at)->next)
-        if (*at == c) {
-            *at = c->next;
-            break;
-        }
+    TR__UNLINK(dist->contexts, c);
     return listed;
 }
 

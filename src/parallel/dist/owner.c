@@ -1,6 +1,7 @@
 /* The owners' side of distributed optimizers: one of ours for the parameters that live here. */
 #include "parallel/dist/rpc.h"
 
+#include "base/list.h"
 #include "base/thread.h"
 #include "optim/optimizer.h"
 
@@ -298,9 +299,7 @@ static tr_status give_state(const owned *o, tr_value *result)
 static void drop(tr__dist_worker *w, owned *o)
 {
     pthread_mutex_lock(&w->lock);
-    owned **at = &w->optimizers;
-    while (*at != o) at = &(*at)->next;
-    *at = o->next;
+    TR__UNLINK(w->optimizers, o);
     pthread_mutex_unlock(&w->lock);
     tr__unref(o->optimizer);
     tr__unref(o->parameters);
