@@ -155,13 +155,7 @@ void tr__rpc_fail_calls(tr_rpc *rpc, int worker, const tr__error *why)
  * the reply says that it can be dropped. */
 static void give_up(tr_rpc *rpc, tr_future *f)
 {
-    tr__rpc_writer w;
-    tr__rpc_writer_begin(&w);
-    tr__error *why = tr__error_take();
-    tr_status sent = tr__rpc_send(rpc, f->worker, (tr__rpc_frame){.type = TR__RPC_CANCEL, .id = f->id}, &w);
-    (void)sent; /* without it the function runs in vain */
-    tr__error_restore(why);
-    tr__rpc_writer_end(&w);
+    tr__rpc_tell(rpc, f->worker, (tr__rpc_frame){.type = TR__RPC_CANCEL, .id = f->id}, NULL, 0, NULL);
     f->making = NULL;
     end_badly(f);
 }

@@ -71,24 +71,14 @@ static struct tr__rpc_answer state_of(tr_rpc *rpc)
 
 enum { NUMBERS = 3 }; /* of an answer: what has begun; what is unheard; functions that have ended */
 
-static void tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const uint64_t numbers[NUMBERS], const char *text)
-{
-    tr__rpc_writer w;
-    tr__rpc_writer_begin(&w);
-    for (int i = 0; numbers && i < NUMBERS; i++) tr__rpc_write_u64(&w, numbers[i]);
-    if (text) tr__rpc_write_text(&w, text);
-    tr_status sent = tr__rpc_send(rpc, to, frame, &w);
-    (void)sent; /* a worker that is gone is not waited for */
-    tr__rpc_writer_end(&w);
-}
-
 /* ---- What others say --------------------------------------------------------------------------------------------- */
 
 static void hear_question(tr_rpc *rpc, const tr__rpc_inbound *m)
 {
     struct tr__rpc_answer a = state_of(rpc);
     const uint64_t numbers[NUMBERS] = {a.begun, a.unheard, a.runs_ended};
-    tell(rpc, m->from, (tr__rpc_frame){.type = TR__RPC_ANSWER, .id = m->frame.id, .status = a.state}, numbers, a.busy);
+    tr__rpc_frame frame = {.type = TR__RPC_ANSWER, .id = m->frame.id, .status = a.state};
+    tr__rpc_tell(rpc, m->from, frame, numbers, sizeof numbers, a.busy);
 }
 
 static void hear_answer(tr_rpc *rpc, const tr__rpc_inbound *m)
@@ -258,7 +248,7 @@ static bool all_answered(tr_rpc *rpc)
 static void tell_all(tr_rpc *rpc, tr__rpc_frame frame, const char *text)
 {
     for (int i = 0; i < rpc->world; i++)
-        if (i != rpc->rank && is_live(rpc, i)) tell(rpc, i, frame, NULL, text);
+        if (i != rpc->rank && is_live(rpc, i)) tr__rpc_tell(rpc, i, frame, NULL, 0, text);
 }
 
 /* One round: is everyone idle, and how much has begun? False also when someone is given up. */
@@ -334,7 +324,7 @@ static void look_at_asker(tr_rpc *rpc, int asker)
     if (!(a->state & STOPPED) && should_remind(rpc)) remind(rpc, text, asker, a->state); /* of others it knows more */
     pthread_mutex_unlock(&rpc->drain_lock);
     if (text[0]) tr__log(TR_LOG_WARN, "%s", text);
-    tell(rpc, asker, (tr__rpc_frame){.type = TR__RPC_ASK}, NULL, NULL);
+    tr__rpc_tell(rpc, asker, (tr__rpc_frame){.type = TR__RPC_ASK}, NULL, 0, NULL);
     pthread_mutex_lock(&rpc->drain_lock);
 }
 

@@ -72,6 +72,17 @@ tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_w
     return status;
 }
 
+void tr__rpc_tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const void *bytes, size_t count, const char *text)
+{
+    TR__KEEP_ERROR;
+    tr__rpc_writer w;
+    tr__rpc_writer_begin(&w);
+    tr__rpc_write_bytes(&w, bytes, count);
+    if (text) tr__rpc_write_text(&w, text);
+    (void)!tr__rpc_send(rpc, to, frame, &w);
+    tr__rpc_writer_end(&w);
+}
+
 /* ---- Values on their way ------------------------------------------------------------------------------------------- */
 
 bool tr__rpc_is_hooked(tr_rpc *rpc, const char *function)

@@ -14,14 +14,8 @@
 static void send_refer(void *user, int to, const tr__refer *message)
 {
     tr_rpc *rpc = user;
-    tr__rpc_writer w;
-    TR__KEEP_ERROR;
-    tr__rpc_writer_begin(&w);
-    tr__rpc_write_bytes(&w, message, sizeof *message);
     rpc->links[to].refers_sent++;
-    tr_status sent = tr__rpc_send(rpc, to, (tr__rpc_frame){.type = TR__RPC_REFER}, &w);
-    (void)sent; /* it fails only with its link */
-    tr__rpc_writer_end(&w);
+    tr__rpc_tell(rpc, to, (tr__rpc_frame){.type = TR__RPC_REFER}, message, sizeof *message, NULL);
 }
 
 static void value_freed(void *user, void *value)
