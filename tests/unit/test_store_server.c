@@ -365,6 +365,22 @@ static void slow_readers_of_tls_hold_nobody_up(void **state)
     free(big);
 }
 
+static void the_longest_message_comes_through_tls(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    char key[TR__KEY_MAX + 1] = {0}, *big = calloc(1, TR__VALUE_MAX);
+    tr_store *store = serve("secret");
+    void *found;
+    size_t bytes;
+    memset(key, 'k', TR__KEY_MAX);
+    OK(tr_store_set(store, key, big, TR__VALUE_MAX));
+    OK(tr_store_compare_set(store, key, big, TR__VALUE_MAX, big, TR__VALUE_MAX, &found, &bytes));
+    assert_int_equal(bytes, TR__VALUE_MAX);
+    free(found);
+    free(big);
+}
+
 /* Many clients wait for one key; some die meanwhile; the rest hear of it. */
 static void many_clients_wait(void **state)
 {
@@ -383,6 +399,46 @@ static void many_clients_wait(void **state)
     for (int i = 0; i < CLIENTS; i++) {
         if (i % 3 == 0) continue;
         assert_int_equal(read_code(fds[i]), TR__REPLY_OK);
+        close(fds[i]);
+    }
+}
+
+/* The value of the second of two replies, which is a number. */
+static long read_second_number(int fd)
+{
+    unsigned char bytes[4096] = {0};
+    size_t used = 0;
+    tr__frame frame;
+    for (;;) {
+        ssize_t got = recv(fd, bytes + used, sizeof bytes - 1 - used, 0);
+        assert_true(got > 0);
+        used += (size_t)got;
+        ssize_t first = tr__frame_parse(bytes, used, TR__FRAME_MAX, &frame);
+        if (first > 0 && tr__frame_parse(bytes + first, used - (size_t)first, TR__FRAME_MAX, &frame) > 0)
+            return strtol(frame.value, NULL, 10); /* a byte that is no digit stands behind it */
+    }
+}
+
+/* Two clients have sent many requests behind a wait: they take turns, whoever was woken first. */
+static void who_asks_a_lot_at_once_holds_nobody_up(void **state)
+{
+    (void)state;
+    TR_SCOPE;
+    enum { ADDS = 500 };
+    tr_store *store = serve(NULL);
+    int fds[2];
+    unsigned char bytes[ADDS * 64];
+    size_t count = flatten(&(tr__frame){.type = TR__FRAME_WAIT, .key = "go", .key_bytes = 2, .timeout_ms = 60000}, bytes);
+    for (int k = 0; k < ADDS; k++)
+        count += flatten(&(tr__frame){.type = TR__FRAME_ADD, .key = "n", .key_bytes = 1, .amount = 1}, bytes + count);
+    for (int i = 0; i < 2; i++) {
+        fds[i] = raw_guest(tr_store_port(store));
+        assert_int_equal(send(fds[i], bytes, count, MSG_NOSIGNAL), count);
+    }
+    check_basics(store); /* the server has heard them */
+    OK(tr_store_set(store, "go", "now", 3));
+    for (int i = 0; i < 2; i++) {
+        assert_true(read_second_number(fds[i]) < ADDS / 2);
         close(fds[i]);
     }
 }
@@ -531,7 +587,9 @@ int main(void)
         cmocka_unit_test(who_is_turned_away_is_logged),
         cmocka_unit_test(slow_senders_hold_nobody_up),
         cmocka_unit_test(slow_readers_of_tls_hold_nobody_up),
+        cmocka_unit_test(the_longest_message_comes_through_tls),
         cmocka_unit_test(many_clients_wait),
+        cmocka_unit_test(who_asks_a_lot_at_once_holds_nobody_up),
         cmocka_unit_test(many_clients_gather),
         cmocka_unit_test(a_gather_waits_for_a_key_that_was_deleted),
         cmocka_unit_test(a_gather_has_its_bounds),

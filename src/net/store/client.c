@@ -176,19 +176,22 @@ static void consume(tr__client *c, size_t bytes)
     c->capacity = 0;
 }
 
+/* The length of the frame that has come whole and may be handled now; 0: there is none; -1: what has come is none. */
+static ssize_t find_frame(const tr__client *c, tr__frame *frame)
+{
+    if (!is_new(c) && c->state != TR__CLIENT_IDLE) return 0;
+    return tr__frame_parse(c->bytes, c->used, is_new(c) ? GREETING_BYTES : TR__FRAME_MAX, frame);
+}
+
+/* One at a time: the other clients have their turn in between. */
 static void work_on(tr__client *c)
 {
-    while (is_new(c) || c->state == TR__CLIENT_IDLE) {
-        tr__frame frame;
-        size_t limit = is_new(c) ? GREETING_BYTES : TR__FRAME_MAX;
-        ssize_t bytes = tr__frame_parse(c->bytes, c->used, limit, &frame);
-        if (bytes == 0) return;
-        if (bytes < 0)
-            tr__client_close(c);
-        else
-            handle(c, &frame);
-        if (c->state != TR__CLIENT_CLOSING) consume(c, (size_t)bytes);
-    }
+    tr__frame frame;
+    ssize_t bytes = find_frame(c, &frame);
+    if (bytes < 0) tr__client_close(c);
+    if (bytes <= 0) return;
+    handle(c, &frame);
+    if (c->state != TR__CLIENT_CLOSING) consume(c, (size_t)bytes);
 }
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
@@ -197,7 +200,7 @@ static void work_on(tr__client *c)
 static bool make_room(tr__client *c)
 {
     size_t limit = is_new(c) ? GREETING_BYTES : TR__FRAME_MAX, capacity = c->capacity;
-    if (c->used >= limit) return false; /* it talks while it should listen */
+    if (c->used > limit) return false; /* it talks while it should listen */
     while (capacity - c->used < BUFFER) capacity = capacity ? 2 * capacity : BUFFER;
     if (capacity == c->capacity) return true;
     unsigned char *grown = realloc(c->bytes, capacity);
@@ -256,8 +259,8 @@ static void on_ready(uv_poll_t *poll, int error, int events)
     if (c->state == TR__CLIENT_REPLYING) send_more(c);
     if (c->state != TR__CLIENT_CLOSING && !hear(c)) tr__client_close(c);
     work_on(c);
-    bool replying = c->state == TR__CLIENT_REPLYING;
-    if (error || (c->state != TR__CLIENT_CLOSING && c->waits != replying && !watch(c, replying))) tr__client_close(c);
+    bool waits = c->state == TR__CLIENT_REPLYING || find_frame(c, &(tr__frame){0}) != 0;
+    if (error || (c->state != TR__CLIENT_CLOSING && c->waits != waits && !watch(c, waits))) tr__client_close(c);
 }
 
 /* ---- Letting in -------------------------------------------------------------------------------------------------- */
