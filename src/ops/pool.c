@@ -9,53 +9,31 @@
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-static tr_status check_windows(const tr_op_call *call)
-{
-    const tr_pool2d_attrs *a = call->attrs;
-    TR__TRY(tr__float_input(call, 0));
-    const tr_tensor *x = call->inputs[0];
-    const char *name = call->op->name;
-    if (x->shape.ndim != 4)
-        return tr__fail(TR_SHAPE, "%s: x is %s: it must be [batch, channels, height, width]", name, TR__TEXT(x->shape));
-    if (x->shape.dim[2] < 1 || x->shape.dim[3] < 1) /* a window that lies in padding alone would find nothing */
-        return tr__fail(TR_SHAPE, "%s: the images of x %s have no pixels", name, TR__TEXT(x->shape));
-    if (a->kernel < 1 || a->stride < 1)
-        return tr__fail(TR_INVALID, "%s: kernel %d and stride %d must be positive", name, a->kernel, a->stride);
-    if (a->padding < 0 || a->padding > a->kernel / 2)
-        return tr__fail(TR_INVALID, "%s: padding %d must be 0 to %d, half the kernel", name, a->padding, a->kernel / 2);
-    return TR_OK;
-}
-
-/* Of an image's parts, as many as are asked for. */
-static tr_status adaptive_shape(const tr_op_call *call, tr_shape *out)
+/* The shape of y; refused where there are no images, or no window fits. */
+static tr_status pooled_shape(const tr_op_call *call, tr_shape *out)
 {
     const tr_pool2d_attrs *a = call->attrs;
     TR__TRY(tr__float_input(call, 0));
     tr_shape x = call->inputs[0]->shape;
+    const char *name = call->op->name, *adaptive = a->out_height ? "adaptive_" : "";
     if (x.ndim != 4)
-        return tr__fail(TR_SHAPE, "adaptive_%s: x is %s: it must be [batch, channels, height, width]", call->op->name,
-            TR__TEXT(x));
-    if (x.dim[2] < 1 || x.dim[3] < 1)
-        return tr__fail(TR_SHAPE, "adaptive_%s: the images of x %s have no pixels", call->op->name, TR__TEXT(x));
+        return tr__fail(TR_SHAPE, "%s%s: x is %s: it must be [batch, channels, height, width]", adaptive, name, TR__TEXT(x));
+    if (x.dim[2] < 1 || x.dim[3] < 1) /* a window that lies in padding alone would find nothing */
+        return tr__fail(TR_SHAPE, "%s%s: the images of x %s have no pixels", adaptive, name, TR__TEXT(x));
     *out = TR_SHAPE(x.dim[0], x.dim[1], a->out_height, a->out_width);
-    return TR_OK;
-}
-
-/* The shape of y, refused where no window fits. */
-static tr_status pooled_shape(const tr_op_call *call, tr_shape *out)
-{
-    const tr_pool2d_attrs *a = call->attrs;
-    if (a->out_height) return adaptive_shape(call, out);
-    TR__TRY(check_windows(call));
-    tr_shape x = call->inputs[0]->shape, y = x;
+    if (a->out_height) return TR_OK;
+    if (a->kernel < 1 || a->stride < 1)
+        return tr__fail(TR_INVALID, "%s: kernel %d and stride %d must be positive", name, a->kernel, a->stride);
+    if (a->padding < 0 || a->padding > a->kernel / 2)
+        return tr__fail(TR_INVALID, "%s: padding %d must be 0 to %d, half the kernel", name, a->padding, a->kernel / 2);
+    out->dim[2] = x.dim[2];
     for (int d = a->line ? 3 : 2; d < 4; d++) {
         int64_t room = x.dim[d] + 2 * (int64_t)a->padding - a->kernel;
         if (room < 0)
-            return tr__fail(TR_SHAPE, "%s: a window of %d x %d does not fit into the images of x %s, with padding %d",
-                call->op->name, a->kernel, a->kernel, TR__TEXT(x), a->padding);
-        y.dim[d] = room / a->stride + 1;
+            return tr__fail(TR_SHAPE, "%s: a window of %d x %d does not fit into the images of x %s, with padding %d", name,
+                a->kernel, a->kernel, TR__TEXT(x), a->padding);
+        out->dim[d] = room / a->stride + 1;
     }
-    *out = y;
     return TR_OK;
 }
 
@@ -123,52 +101,39 @@ static int64_t largest_in(const tr__pool2d *s, const double *x, int64_t oy, int6
     return best;
 }
 
+/* y: the largest of x's windows, and where they are; or, for the gradient, x the sum of what they give back. */
 static void max_planes(void *arg, int64_t begin, int64_t end)
 {
     const job *j = arg;
     const tr__pool2d *s = &j->s;
     for (int64_t plane = begin; plane < end; plane++) {
-        const double *x = j->x + plane * s->h * s->w;
+        double *x = j->x + plane * s->h * s->w, *y = j->y + plane * s->oh * s->ow;
+        int32_t *at = j->at + plane * s->oh * s->ow;
+        if (j->gradient) memset(x, 0, sizeof *x * (size_t)(s->h * s->w));
         for (int64_t o = 0; o < s->oh * s->ow; o++) {
-            int64_t best = largest_in(s, x, o / s->ow, o % s->ow);
-            j->y[plane * s->oh * s->ow + o] = x[best];
-            j->at[plane * s->oh * s->ow + o] = (int32_t)best;
+            if (j->gradient) {
+                x[at[o]] += y[o];
+                continue;
+            }
+            at[o] = (int32_t)largest_in(s, x, o / s->ow, o % s->ow);
+            y[o] = x[at[o]];
         }
     }
 }
 
+/* x -> y, at, or the gradient of y, at -> that of x. */
 tr_status tr__max_pool2d_forward(tr_op_call *call)
 {
     TR_SCOPE;
-    tr_tensor *x = tr__staged(call->inputs[0], TR_F64, NULL, true), *y = tr__staged(call->outputs[0], TR_F64, NULL, false),
-              *at = tr__staged(call->outputs[1], TR_I32, NULL, false);
-    TR__TRY_ALL(x, y, at);
-    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at), false};
+    bool gradient = call->op == tr__op(max_pool2d_grad);
+    tr_tensor *places = gradient ? call->inputs[1] : call->outputs[1], *at = tr__staged(places, TR_I32, NULL, gradient);
+    tr_tensor *from = tr__staged(call->inputs[0], TR_F64, NULL, true), *to = tr__staged(call->outputs[0], TR_F64, NULL, false);
+    TR__TRY_ALL(from, to, at);
+    tr_tensor *x = gradient ? to : from, *y = gradient ? from : to;
+    job j = {tr__pool2d_of(x, y, call->attrs), tr__ptr(x), tr__ptr(y), tr__ptr(at), gradient};
     tr__pool_for(tr__pool_of(x), j.s.n * j.s.c, 1, max_planes, &j);
-    TR__TRY(tr__unstage(call->outputs[0], y));
-    return tr__unstage(call->outputs[1], at);
-}
-
-static void max_grad_planes(void *arg, int64_t begin, int64_t end)
-{
-    const job *j = arg;
-    const tr__pool2d *s = &j->s;
-    for (int64_t plane = begin; plane < end; plane++) {
-        double *dx = j->x + plane * s->h * s->w;
-        memset(dx, 0, sizeof *dx * (size_t)(s->h * s->w));
-        for (int64_t o = plane * s->oh * s->ow; o < (plane + 1) * s->oh * s->ow; o++) dx[j->at[o]] += j->y[o];
-    }
-}
-
-tr_status tr__max_pool2d_grad_forward(tr_op_call *call)
-{
-    TR_SCOPE;
-    tr_tensor *g = tr__staged(call->inputs[0], TR_F64, NULL, true), *at = tr__staged(call->inputs[1], TR_I32, NULL, true),
-              *dx = tr__staged(call->outputs[0], TR_F64, NULL, false);
-    TR__TRY_ALL(g, at, dx);
-    job j = {tr__pool2d_of(dx, g, call->attrs), tr__ptr(dx), tr__ptr(g), tr__ptr(at), true};
-    tr__pool_for(tr__pool_of(g), j.s.n * j.s.c, 1, max_grad_planes, &j);
-    return tr__unstage(call->outputs[0], dx);
+    if (!gradient) TR__TRY(tr__unstage(places, at));
+    return tr__unstage(call->outputs[0], to);
 }
 
 tr_tensor *tr_max_pool2d_with(const tr_pool2d_options *options)
