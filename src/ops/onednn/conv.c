@@ -73,41 +73,29 @@ static dnnl_status_t describe(tr__primitive *p, const request *r)
     return status;
 }
 
-static dnnl_status_t make_desc(tr__primitive *p, dnnl_engine_t engine, const request *r, dnnl_prop_kind_t kind,
-    const_dnnl_primitive_desc_t forward, dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *out)
-{
-    const tr__conv2d *s = &r->s;
-    tr__dnnl_conv c = {
-        kind, {s->stride, s->stride}, {s->dilation - 1, s->dilation - 1}, {s->padding, s->padding}};
-    return tr__dnnl_convolution(out, engine, &c, &p->desc[X], &p->desc[WEIGHT], r->with_bias ? &p->desc[BIAS] : NULL,
-        &p->desc[Y], forward, attr);
-}
-
-static dnnl_status_t make_convolution(tr__primitive *p, dnnl_engine_t engine, const void *user)
+static dnnl_status_t make_convolution(tr__primitive *p, dnnl_engine_t engine, const void *user, dnnl_primitive_attr_t attr,
+    dnnl_primitive_desc_t *desc)
 {
     static const dnnl_prop_kind_t kinds[] = {dnnl_forward_training, dnnl_backward_data, dnnl_backward_weights};
     static const char *const names[] = {"convolution", "gradient of a convolution's input", "gradient of its weight"};
     const request *r = user;
-    int which = r->kind - TR__DNNL_CONV_FORWARD;
-    dnnl_primitive_attr_t attr = NULL;
-    dnnl_primitive_desc_t forward = NULL, desc = NULL;
-    dnnl_status_t status = describe(p, r);
-    if (status == dnnl_success) status = tr__primitive_attributes(false, &attr);
-    if (status == dnnl_success && which) status = make_desc(p, engine, r, kinds[0], NULL, attr, &forward);
-    if (status == dnnl_success) status = make_desc(p, engine, r, kinds[which], forward, attr, &desc);
-    if (status == dnnl_success) {
-        tr__dnnl_desc_free(&p->desc[WEIGHT]);
-        status = tr__dnnl_argument(desc, p->argument[WEIGHT], &p->desc[WEIGHT]);
-    }
-    char text[160];
     const tr__conv2d *s = &r->s;
-    snprintf(text, sizeof text, "%s [%lld, %lld, %lld, %lld] x [%lld, %lld, %lld, %lld]", names[which], (long long)s->n,
+    int which = r->kind - TR__DNNL_CONV_FORWARD;
+    snprintf(p->text, sizeof p->text, "%s [%lld, %lld, %lld, %lld] x [%lld, %lld, %lld, %lld]", names[which], (long long)s->n,
         (long long)s->c, (long long)s->h, (long long)s->w, (long long)s->k, (long long)(s->c / s->groups),
         (long long)s->kh, (long long)s->kw);
-    if (status == dnnl_success) status = tr__primitive_finish(p, desc, text);
-    if (desc) dnnl_primitive_desc_destroy(desc);
+    tr__dnnl_conv c = {kinds[0], {s->stride, s->stride}, {s->dilation - 1, s->dilation - 1}, {s->padding, s->padding}};
+    tr__dnnl_desc *x = &p->desc[X], *weight = &p->desc[WEIGHT], *bias = r->with_bias ? &p->desc[BIAS] : NULL, *y = &p->desc[Y];
+    dnnl_primitive_desc_t forward = NULL;
+    dnnl_status_t status = describe(p, r);
+    if (status == dnnl_success && which) status = tr__dnnl_convolution(&forward, engine, &c, x, weight, bias, y, NULL, attr);
+    c.kind = kinds[which];
+    if (status == dnnl_success) status = tr__dnnl_convolution(desc, engine, &c, x, weight, bias, y, forward, attr);
+    if (status == dnnl_success) {
+        tr__dnnl_desc_free(weight);
+        status = tr__dnnl_argument(*desc, p->argument[WEIGHT], weight);
+    }
     if (forward) dnnl_primitive_desc_destroy(forward);
-    if (attr) dnnl_primitive_attr_destroy(attr);
     return status;
 }
 
@@ -117,23 +105,17 @@ typedef struct reordering {
     const tr__primitive *convolution;
 } reordering;
 
-static dnnl_status_t make_reorder(tr__primitive *p, dnnl_engine_t engine, const void *user)
+static dnnl_status_t make_reorder(tr__primitive *p, dnnl_engine_t engine, const void *user, dnnl_primitive_attr_t attr,
+    dnnl_primitive_desc_t *desc)
 {
     const reordering *o = user;
     bool back = p->key.kind == TR__DNNL_FROM_CONV_WEIGHT;
-    dnnl_primitive_attr_t attr = NULL;
-    dnnl_primitive_desc_t desc = NULL;
     p->parts = 2;
     p->argument[0] = DNNL_ARG_FROM;
     p->argument[1] = DNNL_ARG_TO;
     dnnl_status_t status = describe_weight(&p->desc[back], o->r, true);
     if (status == dnnl_success) status = tr__dnnl_desc_copy(&p->desc[!back], TR__DNNL_GIVEN(&o->convolution->desc[WEIGHT]));
-    if (status == dnnl_success) status = tr__primitive_attributes(false, &attr);
-    if (status == dnnl_success) status = tr__dnnl_reorder(&desc, engine, &p->desc[0], &p->desc[1], attr);
-    if (status == dnnl_success) status = tr__primitive_finish(p, desc, NULL);
-    if (desc) dnnl_primitive_desc_destroy(desc);
-    if (attr) dnnl_primitive_attr_destroy(attr);
-    return status;
+    return status == dnnl_success ? tr__dnnl_reorder(desc, engine, &p->desc[0], &p->desc[1], attr) : status;
 }
 
 /* A convolution of some of the images, and the way of its weight. */

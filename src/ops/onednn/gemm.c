@@ -19,7 +19,7 @@ enum { TASK = 512, DEPTH = 1024 };
 /* c: [m, n] (+)= a: [m, k] b: [k, n] + bias: [n]; strides in elements. */
 typedef struct half_gemm {
     int64_t m, n, k, a_row, a_column, b_row, b_column, c_row;
-    int64_t dtype, with_bias, accumulate;
+    int64_t dtype, with_bias;
 } half_gemm;
 
 static dnnl_status_t describe(tr__primitive *p, const half_gemm *k)
@@ -37,23 +37,15 @@ static dnnl_status_t describe(tr__primitive *p, const half_gemm *k)
     return status;
 }
 
-static dnnl_status_t make(tr__primitive *p, dnnl_engine_t engine, const void *user)
+static dnnl_status_t make(tr__primitive *p, dnnl_engine_t engine, const void *user, dnnl_primitive_attr_t attr,
+    dnnl_primitive_desc_t *desc)
 {
     const half_gemm *k = user;
-    dnnl_primitive_attr_t attr = NULL;
-    dnnl_primitive_desc_t desc = NULL;
-    dnnl_status_t status = describe(p, k);
-    if (status == dnnl_success) status = tr__primitive_attributes(k->accumulate, &attr);
-    if (status == dnnl_success)
-        status = tr__dnnl_matmul(&desc, engine, &p->desc[0], &p->desc[1], k->with_bias ? &p->desc[3] : NULL, &p->desc[2],
-            attr);
-    char text[120];
-    snprintf(text, sizeof text, "matmul %s [%lld, %lld] x [%lld, %lld]", tr_dtype_name((tr_dtype)k->dtype),
+    snprintf(p->text, sizeof p->text, "matmul %s [%lld, %lld] x [%lld, %lld]", tr_dtype_name((tr_dtype)k->dtype),
         (long long)k->m, (long long)k->k, (long long)k->k, (long long)k->n);
-    if (status == dnnl_success) status = tr__primitive_finish(p, desc, text);
-    if (desc) dnnl_primitive_desc_destroy(desc);
-    if (attr) dnnl_primitive_attr_destroy(attr);
-    return status;
+    dnnl_status_t status = describe(p, k);
+    if (status != dnnl_success) return status;
+    return tr__dnnl_matmul(desc, engine, &p->desc[0], &p->desc[1], k->with_bias ? &p->desc[3] : NULL, &p->desc[2], attr);
 }
 
 /* ---- Tasks --------------------------------------------------------------------------------------------------------------- */
@@ -155,8 +147,8 @@ static tr_status get_matmul(const tasks *work, int64_t task, tr__primitive **out
     block t = block_of(work, task);
     const half_gemm made = {.m = t.m, .n = t.n, .k = t.k, .a_row = offset(work->a, 1, 0), .a_column = offset(work->a, 0, 1),
         .b_row = offset(work->b, 1, 0), .b_column = offset(work->b, 0, 1), .c_row = work->c.ld, .dtype = p->a.dtype,
-        .with_bias = t.bias != NULL, .accumulate = p->accumulate || t.residual};
-    tr__primitive_key key = {.kind = TR__DNNL_MATMUL};
+        .with_bias = t.bias != NULL};
+    tr__primitive_key key = {.kind = TR__DNNL_MATMUL, .accumulate = p->accumulate || t.residual};
     _Static_assert(sizeof made <= sizeof key.number, "a matmul's numbers fit a key");
     memcpy(key.number, &made, sizeof made);
     return tr__primitive_get("matmul", &key, make, &made, out);

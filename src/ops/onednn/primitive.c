@@ -28,7 +28,8 @@ void tr__primitive_unref(tr__primitive *p)
 
 /* ---- Making ------------------------------------------------------------------------------------------------------- */
 
-dnnl_status_t tr__primitive_attributes(bool accumulate, dnnl_primitive_attr_t *attr)
+/* It is given its scratchpad. */
+static dnnl_status_t attributes(bool accumulate, dnnl_primitive_attr_t *attr)
 {
     dnnl_post_ops_t ops = NULL;
     dnnl_status_t status = dnnl_primitive_attr_create(attr);
@@ -51,12 +52,21 @@ static bool is_slow(const_dnnl_primitive_desc_t desc, const char *text)
     return slow;
 }
 
-dnnl_status_t tr__primitive_finish(tr__primitive *p, const_dnnl_primitive_desc_t desc, const char *text)
+/* The primitive itself, unless it would be a slow one. */
+static dnnl_status_t make_primitive(tr__primitive *p, tr__primitive_maker make, const void *user)
 {
-    if (text && is_slow(desc, text)) return dnnl_success;
-    p->argument[p->parts] = DNNL_ARG_SCRATCHPAD;
-    dnnl_status_t status = tr__dnnl_argument(desc, DNNL_ARG_SCRATCHPAD, &p->desc[p->parts]);
-    return status == dnnl_success ? dnnl_primitive_create(&p->primitive, desc) : status;
+    dnnl_primitive_attr_t attr = NULL;
+    dnnl_primitive_desc_t desc = NULL;
+    dnnl_status_t status = attributes(p->key.accumulate, &attr);
+    if (status == dnnl_success) status = make(p, cache.engine, user, attr, &desc);
+    if (status == dnnl_success && !(*p->text && is_slow(desc, p->text))) {
+        p->argument[p->parts] = DNNL_ARG_SCRATCHPAD;
+        status = tr__dnnl_argument(desc, DNNL_ARG_SCRATCHPAD, &p->desc[p->parts]);
+        if (status == dnnl_success) status = dnnl_primitive_create(&p->primitive, desc);
+    }
+    if (desc) dnnl_primitive_desc_destroy(desc);
+    if (attr) dnnl_primitive_attr_destroy(attr);
+    return status;
 }
 
 /* ---- Keeping ------------------------------------------------------------------------------------------------------ */
@@ -65,7 +75,8 @@ static tr__primitive *find(const tr__primitive_key *key)
 {
     for (int i = 0; i < cache.count; i++) {
         tr__primitive *p = cache.kept[i];
-        if (p->key.kind != key->kind || memcmp(p->key.number, key->number, sizeof key->number) != 0) continue;
+        if (p->key.kind != key->kind || p->key.accumulate != key->accumulate) continue;
+        if (memcmp(p->key.number, key->number, sizeof key->number) != 0) continue;
         p->used = ++cache.clock;
         atomic_fetch_add(&p->refs, 1);
         return p;
@@ -103,7 +114,7 @@ tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__
         if (p) {
             p->key = *key;
             atomic_store(&p->refs, 1);
-            status = make(p, cache.engine, user);
+            status = make_primitive(p, make, user);
             if (status == dnnl_unimplemented || status == dnnl_invalid_arguments) status = dnnl_success;
         }
         if (status == dnnl_success) gone = keep(p);

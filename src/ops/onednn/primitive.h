@@ -17,6 +17,7 @@ typedef struct tr__primitive_key {
         TR__DNNL_TO_CONV_WEIGHT,   /* from a plain weight to the layout that a convolution takes; */
         TR__DNNL_FROM_CONV_WEIGHT, /* and back; the numbers are the convolution's, then its kind */
     } kind;
+    bool accumulate; /* it adds to what is there */
     int64_t number[TR__PRIMITIVE_NUMBERS];
 } tr__primitive_key;
 
@@ -28,10 +29,13 @@ typedef struct tr__primitive {
     int parts;                  /* what it is run on, the scratchpad not counted: set by its maker */
     int argument[TR__PRIMITIVE_PARTS + 1];
     tr__dnnl_desc desc[TR__PRIMITIVE_PARTS + 1];
+    char text[160];
 } tr__primitive;
 
-/* Fills in the parts of p, whose key is set, and calls tr__primitive_finish(). */
-typedef dnnl_status_t (*tr__primitive_maker)(tr__primitive *p, dnnl_engine_t engine, const void *user);
+/* Fills in the parts of p, whose key is set, and makes the description of what it computes, with these attributes. p->text tells
+ * it in the log; "": a reorder, which has no slow implementation. */
+typedef dnnl_status_t (*tr__primitive_maker)(tr__primitive *p, dnnl_engine_t engine, const void *user, dnnl_primitive_attr_t attr,
+    dnnl_primitive_desc_t *desc);
 
 /* From the cache, or made: one reference for the caller. *out is NULL, with TR_DECLINED, where oneDNN has nothing but a slow
  * reference implementation. what: the op, for failures. Thread-safe. */
@@ -40,10 +44,5 @@ tr_status tr__primitive_get(const char *what, const tr__primitive_key *key, tr__
 void tr__primitive_unref(tr__primitive *p);
 /* data: of each part, NULL where it is not used; index: of the device that has memory for the scratchpad. */
 dnnl_status_t tr__primitive_run(const tr__primitive *p, const void *const *data, int index);
-
-/* For makers. The attributes of every primitive: it is given its scratchpad. accumulate: it adds to what is there. */
-dnnl_status_t tr__primitive_attributes(bool accumulate, dnnl_primitive_attr_t *attr);
-/* Makes p's primitive, unless it would be a slow one; text tells it in the log. NULL: a reorder, which none need fear. */
-dnnl_status_t tr__primitive_finish(tr__primitive *p, const_dnnl_primitive_desc_t desc, const char *text);
 
 #endif
