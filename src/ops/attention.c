@@ -34,20 +34,19 @@ static tr_status check_mask(const tr_tensor *mask, tr_shape scores)
         TR__TEXT(mask->shape), TR__TEXT(scores));
 }
 
-/* Checks q, k, v, mask at inputs[at …]. */
-static tr_status check_heads(const tr_op_call *call, int at)
+static tr_status check_heads(const tr_op_call *call)
 {
-    const tr_tensor *q = call->inputs[at], *k = call->inputs[at + 1], *v = call->inputs[at + 2];
-    TR__TRY(tr__float_input(call, at));
-    TR__TRY(tr__same(call, at, at + 1));
-    TR__TRY(tr__same(call, at, at + 2));
+    const tr_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__same(call, 0, 1));
+    TR__TRY(tr__same(call, 0, 2));
     bool fits = q->shape.ndim == 4 && k->shape.ndim == 4 && tr__shape_equal(k->shape, v->shape);
     for (int d = 0; fits && d < 4; d++) fits = d == 2 || q->shape.dim[d] == k->shape.dim[d];
     if (!fits)
         return tr__fail(TR_SHAPE,
             "%s: q %s, k %s, v %s should be [batch, heads, queries, dim] and twice [batch, heads, keys, dim]",
             call->op->name, TR__TEXT(q->shape), TR__TEXT(k->shape), TR__TEXT(v->shape));
-    return check_mask(call->inputs[at + 3], TR_SHAPE(q->shape.dim[0], q->shape.dim[1], q->shape.dim[2], k->shape.dim[2]));
+    return check_mask(call->inputs[3], TR_SHAPE(q->shape.dim[0], q->shape.dim[1], q->shape.dim[2], k->shape.dim[2]));
 }
 
 static tr_dtype lse_dtype(tr_dtype dtype) { return dtype == TR_F64 ? TR_F64 : TR_F32; }
@@ -55,7 +54,7 @@ static tr_dtype lse_dtype(tr_dtype dtype) { return dtype == TR_F64 ? TR_F64 : TR
 /* Heads that are views of [batch, seq, heads * dim] give such ones: putting them together again copies nothing. */
 tr_status tr__attention_infer(tr_op_call *call)
 {
-    TR__TRY(check_heads(call, 0));
+    TR__TRY(check_heads(call));
     const tr_tensor *q = call->inputs[0];
     tr_shape lse = q->shape;
     lse.ndim = 3;
@@ -63,44 +62,18 @@ tr_status tr__attention_infer(tr_op_call *call)
     return tr_op_output(call, 1, lse, lse_dtype(q->dtype));
 }
 
-tr_status tr__attention_grad_infer(tr_op_call *call)
-{
-    TR__TRY(check_heads(call, 1));
-    TR__TRY(tr__same(call, 0, 1));
-    for (int i = 0; i < 3; i++) {
-        const tr_tensor *x = call->inputs[1 + i];
-        TR__TRY(tr__output_like(call, i, x, x->shape, x->dtype));
-    }
-    return TR_OK;
-}
-
-static tr_status check_packed(const tr_op_call *call, int at)
+tr_status tr__self_attention_infer(tr_op_call *call)
 {
     const tr_attention_attrs *attrs = call->attrs;
-    const tr_tensor *x = call->inputs[at];
-    TR__TRY(tr__float_input(call, at));
+    const tr_tensor *x = call->inputs[0];
+    TR__TRY(tr__float_input(call, 0));
     if (attrs->heads < 1) return tr__fail(TR_INVALID, "%s: heads is %d, it should be at least 1", call->op->name, attrs->heads);
     if (x->shape.ndim != 3 || x->shape.dim[2] % (3 * (int64_t)attrs->heads) != 0)
         return tr__fail(TR_SHAPE, "%s: qkv is %s, it should be [batch, seq, 3 * heads * dim] with heads = %d",
             call->op->name, TR__TEXT(x->shape), attrs->heads);
-    return TR_OK;
-}
-
-tr_status tr__self_attention_infer(tr_op_call *call)
-{
-    const tr_attention_attrs *attrs = call->attrs;
-    TR__TRY(check_packed(call, 0));
-    const tr_tensor *x = call->inputs[0];
     int64_t batch = x->shape.dim[0], seq = x->shape.dim[1];
     TR__TRY(tr_op_output(call, 0, TR_SHAPE(batch, seq, x->shape.dim[2] / 3), x->dtype));
     return tr_op_output(call, 1, TR_SHAPE(batch, attrs->heads, seq), lse_dtype(x->dtype));
-}
-
-tr_status tr__self_attention_grad_infer(tr_op_call *call)
-{
-    TR__TRY(check_packed(call, 1));
-    TR__TRY(tr__same(call, 0, 1));
-    return tr_op_output(call, 0, call->inputs[1]->shape, call->inputs[1]->dtype);
 }
 
 /* ---- Calls as heads ------------------------------------------------------------------------------------------------ */

@@ -61,15 +61,6 @@ tr_status tr__batch_norm_infer(tr_op_call *call)
     return tr_op_output(call, 2, TR_SHAPE(channels), dtype);
 }
 
-tr_status tr__batch_norm_grad_infer(tr_op_call *call)
-{
-    const tr_tensor *x = call->inputs[1], *like = call->inputs[2] ? call->inputs[2] : x;
-    TR__TRY(tr__output_like(call, 0, x, x->shape, x->dtype));
-    TR__TRY(tr_op_output(call, 1, TR_SHAPE(x->shape.dim[1]), like->dtype));
-    TR__TRY(tr_op_output(call, 2, TR_SHAPE(x->shape.dim[1]), like->dtype));
-    return call->op == tr__op(batch_norm_relu_grad) ? tr__output_like(call, 3, x, x->shape, x->dtype) : TR_OK;
-}
-
 /* ---- Reference kernels: blocks of channels, whose numbers are rows ---------------------------------------------------- */
 
 typedef struct job {

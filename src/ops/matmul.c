@@ -32,22 +32,6 @@ tr_status tr__matmul_infer(tr_op_call *call)
     return tr_op_output(call, 0, out, a->dtype);
 }
 
-static tr_status check_weight(const tr_op_call *call, int x_dim, int64_t *out)
-{
-    const tr_linear_attrs *attrs = call->attrs;
-    const tr_tensor *x = call->inputs[0], *w = call->inputs[1];
-    TR__TRY(tr__float_input(call, 0));
-    TR__TRY(tr__parameter_input(call, 1));
-    if ((unsigned)attrs->activation >= TR_ACTIVATION_COUNT)
-        return tr__fail(TR_INVALID, "%s: %d is no activation; TR_GELU_EXACT is the last", call->op->name, (int)attrs->activation);
-    int in_dim = attrs->in_out ? 0 : 1, w_dim = x_dim ? in_dim : 1 - in_dim;
-    if (x->shape.ndim < 1 || w->shape.ndim != 2 || tr_size(x, -1) != w->shape.dim[w_dim])
-        return tr__fail(TR_SHAPE, "%s: input %s does not fit weight %s, which is %s", call->op->name, TR__TEXT(x->shape),
-            TR__TEXT(w->shape), attrs->in_out ? "[in, out]" : "[out, in]");
-    *out = w->shape.dim[1 - w_dim];
-    return TR_OK;
-}
-
 /* On a device the rows of a large 16-bit output begin at multiples of 64 elements, also where its last dimension is no multiple of
  * 8, as a vocabulary of 50257: the fast gemms there need aligned rows. */
 static tr_status output_in_rows(tr_op_call *call, tr_shape shape, tr_dtype dtype)
@@ -65,9 +49,16 @@ static tr_status output_in_rows(tr_op_call *call, tr_shape shape, tr_dtype dtype
 
 tr_status tr__linear_infer(tr_op_call *call)
 {
-    const tr_tensor *x = call->inputs[0], *bias = call->inputs[2], *residual = call->inputs[3];
-    int64_t out = 0;
-    TR__TRY(check_weight(call, 1, &out));
+    const tr_linear_attrs *attrs = call->attrs;
+    const tr_tensor *x = call->inputs[0], *w = call->inputs[1], *bias = call->inputs[2], *residual = call->inputs[3];
+    TR__TRY(tr__float_input(call, 0));
+    TR__TRY(tr__parameter_input(call, 1));
+    if ((unsigned)attrs->activation >= TR_ACTIVATION_COUNT)
+        return tr__fail(TR_INVALID, "linear: %d is no activation; TR_GELU_EXACT is the last", (int)attrs->activation);
+    if (x->shape.ndim < 1 || w->shape.ndim != 2 || tr_size(x, -1) != w->shape.dim[attrs->in_out ? 0 : 1])
+        return tr__fail(TR_SHAPE, "linear: input %s does not fit weight %s, which is %s", TR__TEXT(x->shape),
+            TR__TEXT(w->shape), attrs->in_out ? "[in, out]" : "[out, in]");
+    int64_t out = w->shape.dim[attrs->in_out ? 1 : 0];
     tr_shape shape = x->shape;
     shape.dim[shape.ndim - 1] = out;
     if (bias) {
@@ -81,30 +72,6 @@ tr_status tr__linear_infer(tr_op_call *call)
             return tr__fail(TR_SHAPE, "linear: residual is %s, it should be %s", TR__TEXT(residual->shape), TR__TEXT(shape));
     }
     return output_in_rows(call, shape, x->dtype);
-}
-
-tr_status tr__linear_grad_input_infer(tr_op_call *call)
-{
-    int64_t in = 0;
-    TR__TRY(check_weight(call, 0, &in));
-    tr_shape shape = call->inputs[0]->shape;
-    shape.dim[shape.ndim - 1] = in;
-    return tr_op_output(call, 0, shape, call->inputs[0]->dtype);
-}
-
-tr_status tr__linear_grad_weight_infer(tr_op_call *call)
-{
-    const tr_linear_attrs *attrs = call->attrs;
-    const tr_tensor *g = call->inputs[0], *x = call->inputs[1];
-    TR__TRY(tr__float_input(call, 0));
-    TR__TRY(tr__same(call, 0, 1));
-    if (g->shape.ndim < 1 || g->shape.ndim != x->shape.ndim ||
-        memcmp(g->shape.dim, x->shape.dim, sizeof(int64_t) * (size_t)(g->shape.ndim - 1)) != 0)
-        return tr__fail(TR_SHAPE, "linear_grad_weight: gradient %s does not fit input %s", TR__TEXT(g->shape),
-            TR__TEXT(x->shape));
-    int64_t out = tr_size(g, -1), in = tr_size(x, -1);
-    TR__TRY(tr_op_output(call, 0, attrs->in_out ? TR_SHAPE(in, out) : TR_SHAPE(out, in), g->dtype));
-    return tr_op_output(call, 1, TR_SHAPE(out), g->dtype);
 }
 
 /* ---- Products as matrices ------------------------------------------------------------------------------------------ */

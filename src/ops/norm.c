@@ -58,15 +58,6 @@ tr_status tr__layer_norm_infer(tr_op_call *call)
     return TR_OK;
 }
 
-/* dx, dweight, and dbias where there is one. */
-tr_status tr__layer_norm_grad_infer(tr_op_call *call)
-{
-    const tr_tensor *x = call->inputs[1];
-    TR__TRY(tr_op_output(call, 0, x->shape, x->dtype));
-    for (int i = 1, n = has_mean(call) ? 2 : 1; i <= n; i++) TR__TRY(tr_op_output(call, i, TR_SHAPE(tr_size(x, -1)), x->dtype));
-    return TR_OK;
-}
-
 /* ---- Reference kernels ----------------------------------------------------------------------------------------- */
 
 typedef struct job {
