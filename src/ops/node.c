@@ -282,7 +282,8 @@ tr_status tr__record_boundary(const tr_op *op, const void *attrs, tr_tensor *con
 
 /* ---- Leaves ---------------------------------------------------------------------------------------------------------- */
 
-tr__leaf *tr__leaf_of(tr_tensor *t)
+/* The leaf data of t, made at the first call; NULL: out of memory. */
+static tr__leaf *leaf_of(tr_tensor *t)
 {
     if (t->leaf) return t->leaf;
     t->leaf = calloc(1, sizeof *t->leaf);
@@ -322,7 +323,7 @@ tr_tensor *tr_require_grad(tr_tensor *t)
     if (t->node) return tr__tensor_fail(TR_STATE, "require_grad: %s made this tensor; only leaves can be marked", t->node->op->name);
     if (!tr_dtype_is_float(t->dtype))
         return tr__tensor_fail(TR_DTYPE, "require_grad: only floats have gradients, not %s", tr_dtype_name(t->dtype));
-    if (!tr__leaf_of(t)) return tr__tensor_failed();
+    if (!leaf_of(t)) return tr__tensor_failed();
     t->requires_grad = true;
     t->graph_left = false; /* the program takes its gradient from here */
     return t;

@@ -155,8 +155,6 @@ void tr__saved_drop_tensor(tr__saved *saved);
 /* The saved tensor, recomputed if need be: a new reference. NULL when nothing was saved; in error when it was written to since,
  * unless it is a leaf's and as_now is set. */
 tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now);
-/* The leaf data of t, made at the first call; NULL: out of memory. */
-tr__leaf *tr__leaf_of(tr_tensor *t);
 /* Is it a leaf that requires a gradient, or did, before it was frozen? Then it has a tr__leaf. */
 bool tr__is_parameter(const tr_tensor *t);
 

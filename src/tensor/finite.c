@@ -54,7 +54,8 @@ void tr__add_not_finite(tr__not_finite *sum, const tr__not_finite *behind)
     sum->infinities += behind->infinities;
 }
 
-char *tr__not_finite_text(const tr__not_finite *found, tr_shape shape, char text[256])
+/* "3 NaN and 1 infinite of 4096 values, the first at [0, 17]", into text, returned. */
+static char *not_finite_text(const tr__not_finite *found, tr_shape shape, char text[256])
 {
     tr_shape place = shape;
     int64_t index = found->first, numel = 1;
@@ -121,5 +122,5 @@ tr_status tr_check_finite(const tr_tensor_list *list)
     const tr_tensor *t = tr_list_at(list, at);
     return tr__fail(TR_INVALID, "tensor \"%s\", %s of %s, has numbers that are not finite: %s%s",
                     tr_list_name(list, at), tr_shape_text(tr_shape_of(t), (char[160]){0}),
-                    tr_dtype_name(tr_dtype_of(t)), tr__not_finite_text(&first, tr_shape_of(t), (char[256]){0}), more);
+                    tr_dtype_name(tr_dtype_of(t)), not_finite_text(&first, tr_shape_of(t), (char[256]){0}), more);
 }

@@ -18,7 +18,5 @@ static inline bool tr__has_not_finite(const tr__not_finite *found)
 tr__not_finite tr__find_not_finite(tr_dtype dtype, const void *elements, int64_t n, int64_t at);
 /* Adds what was found behind it. */
 void tr__add_not_finite(tr__not_finite *sum, const tr__not_finite *behind);
-/* "3 NaN and 1 infinite of 4096 values, the first at [0, 17]", into text (at least 256 bytes), returned. */
-char *tr__not_finite_text(const tr__not_finite *found, tr_shape shape, char text[256]);
 
 #endif

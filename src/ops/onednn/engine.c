@@ -45,7 +45,8 @@ void tr__onednn_leave(int threads)
     if (threads != 1) openmp.set_threads(threads);
 }
 
-dnnl_cpu_isa_t tr__onednn_isa(void)
+/* The instructions that oneDNN uses, at most those that TRIREME_ISA allows. */
+static dnnl_cpu_isa_t isa_of_onednn(void)
 {
     pthread_once(&openmp.once, begin);
     return dnnl_get_effective_cpu_isa();
@@ -53,7 +54,7 @@ dnnl_cpu_isa_t tr__onednn_isa(void)
 
 bool tr__onednn_has(dnnl_cpu_isa_t instructions)
 {
-    return ((unsigned)tr__onednn_isa() & (unsigned)instructions) == (unsigned)instructions;
+    return ((unsigned)isa_of_onednn() & (unsigned)instructions) == (unsigned)instructions;
 }
 
 bool tr__onednn_has_matrix_units(void)
@@ -65,7 +66,7 @@ char *tr__onednn_text(char text[TR__ONEDNN_TEXT])
 {
     static const char prefix[] = "cpu_isa_";
     const dnnl_version_t *v = dnnl_version();
-    const char *isa = dnnl_cpu_isa2str(tr__onednn_isa());
+    const char *isa = dnnl_cpu_isa2str(isa_of_onednn());
     if (strncmp(isa, prefix, sizeof prefix - 1) == 0) isa += sizeof prefix - 1;
     snprintf(text, TR__ONEDNN_TEXT, "oneDNN %d.%d.%d for %s", v->major, v->minor, v->patch, isa);
     return text;

@@ -14,8 +14,6 @@
 int tr__onednn_enter(void);
 void tr__onednn_leave(int threads);
 
-/* The instructions that oneDNN uses, at most those that TRIREME_ISA allows. */
-dnnl_cpu_isa_t tr__onednn_isa(void);
 /* Whether it has kernels for these on this machine: bits, of which later machines have those of earlier ones. */
 bool tr__onednn_has(dnnl_cpu_isa_t instructions);
 
