@@ -25,7 +25,7 @@ static tr_status sync_parent(const char *path)
     return status;
 }
 
-tr_status tr__folder_make(const char *path, mode_t mode)
+tr_status tr__folder_make(const char *path)
 {
     char part[PATH_MAX];
     size_t length = strlen(path);
@@ -34,7 +34,7 @@ tr_status tr__folder_make(const char *path, mode_t mode)
     for (size_t i = 1; i <= length; i++) {
         if (i < length && path[i] != '/') continue;
         snprintf(part, sizeof part, "%.*s", (int)i, path);
-        if (mkdir(part, i < length ? 0777 : mode) == 0)
+        if (mkdir(part, 0777) == 0)
             TR__TRY(sync_parent(part));
         else if (errno != EEXIST)
             return tr__fail_errno(TR_IO, errno, "cannot make the folder %s", part);

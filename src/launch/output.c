@@ -228,7 +228,7 @@ static tr_status open_logs(tr__output *o)
     const char *folder = o->options.log_dir;
     for (int i = 0; i < o->ranks; i++) o->logs[i] = -1;
     if (!folder) return TR_OK;
-    tr_status made = tr__folder_make(folder, 0777);
+    tr_status made = tr__folder_make(folder);
     if (made) return tr__fail_context(made, "launch: the ranks' logs");
     for (int i = 0; i < o->ranks; i++) {
         char path[PATH_MAX];

@@ -315,7 +315,7 @@ tr_status tr_checkpoint_save_with(const tr_checkpoint_save_options *o)
     int keep = TR__OR(o, keep, KEEP);
     if (keep < 1 || keep > TR__MOST_KEPT)
         return tr__fail(TR_INVALID, "checkpoint: .keep is a number of checkpoints, 1 to %d, not %d", TR__MOST_KEPT, keep);
-    TR__TRY(tr__folder_make(o->folder, 0777));
+    TR__TRY(tr__folder_make(o->folder));
     int parent = open(o->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (parent < 0) return tr__fail_errno(TR_IO, errno, "cannot save into %s", o->folder);
     tr_status status = tr__checkpoint_lock(parent) ? tr__checkpoint_save(parent, o)

@@ -53,7 +53,7 @@ typedef struct fit {
 static tr_status lock_folder(fit *f)
 {
     const char *folder = f->options->folder;
-    TR__TRY(tr__folder_make(folder, 0777));
+    TR__TRY(tr__folder_make(folder));
     f->folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->folder_fd < 0) return tr__fail_errno(TR_IO, errno, "cannot open %s", folder);
     if (tr__checkpoint_lock(f->folder_fd)) return TR_OK;

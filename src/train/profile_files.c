@@ -216,7 +216,7 @@ tr_status tr__profile_write(const char *folder, int rank, tr_module *net)
     tables t = {.steps = 0};
     t.spans = tr__profile_spans(&t.count, &t.lost);
     tr_status status = sum_up(&t, net);
-    if (status == TR_OK) status = tr__folder_make(folder, 0777); /* hosts other than rank 0's may not have it yet */
+    if (status == TR_OK) status = tr__folder_make(folder); /* hosts other than rank 0's may not have it yet */
     if (status == TR_OK) status = write_file(folder, rank, "trace.json", &t);
     if (status == TR_OK) status = write_file(folder, rank, "txt", &t);
     for (size_t i = 0; i < t.n; i++) free((char *)t.totals[i].name);
