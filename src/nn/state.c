@@ -2,7 +2,7 @@
 #include "nn/module.h"
 
 #include "autograd/arena.h"
-#include "base/rng.h"
+#include "base/hash.h"
 #include "tensor/match.h"
 
 #include <stdio.h>
@@ -233,14 +233,11 @@ tr_status tr_freeze(tr_module *module, bool frozen)
     return tr__module_walk(module, &(tr__walk){.tensor = freeze, .user = &frozen});
 }
 
-static const uint64_t NO_PATH = 0xcbf29ce484222325u;
-
-/* FNV-1a of a path behind another one, whose hash is given. */
+/* The hash of a path behind another one, whose hash is given. */
 static uint64_t hash_path(uint64_t hash, const char *path)
 {
-    if (hash != NO_PATH && *path) hash = (hash ^ '.') * 0x100000001b3u;
-    for (const char *c = path; *c; c++) hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
-    return hash;
+    if (hash != TR__HASH_BEGIN && *path) hash = tr__hash(hash, ".", 1);
+    return tr__hash(hash, path, strlen(path));
 }
 
 /* Each module gets a stream of its own, by its path, so that no two dropouts draw the same mask. */
@@ -248,7 +245,7 @@ static tr_status set_seed(tr__walk *walk, tr_module *module)
 {
     const tr_seed_options *options = walk->user;
     module->mode = (tr__mode){.evaluating = module->mode.evaluating, .seeded = true, .seed = options->seed,
-        .path = hash_path(NO_PATH, walk->path), .step = options->step, .first_sample = options->first_sample};
+        .path = hash_path(TR__HASH_BEGIN, walk->path), .step = options->step, .first_sample = options->first_sample};
     return TR_OK;
 }
 
