@@ -229,18 +229,15 @@ static void let_go(void *data, void *storage)
 
 tr_tensor *tr__tensor_on(const tr_tensor *x, tr_device device)
 {
-    tr_tensor *t = tr__tensor_view(x, x->shape, x->stride, x->offset);
-    if (tr__bad(t) || tr_device_equal(tr__device_of(x), device)) return t;
+    if (tr_device_equal(tr__device_of(x), device)) return tr__tensor_view(x, x->shape, x->stride, x->offset);
     if (!tr__one_memory(tr__device_of(x), device))
         return tr__tensor_fail(TR_UNSUPPORTED, "%s cannot use memory of %s in place", tr_device_name(device, (char[16]){0}),
             tr_device_name(tr__device_of(x), (char[16]){0}));
-    tr__storage *storage = calloc(1, sizeof *storage);
-    if (!storage) return tr__tensor_fail(TR_NO_MEMORY, "out of memory");
-    /* The view's reference of x's storage becomes that of the new one. */
-    *storage = (tr__storage){.device = device, .data = x->storage->data, .bytes = x->storage->bytes, .kind = TR__WRAPPED,
-        .release = let_go, .user = t->storage};
-    atomic_init(&storage->refs, 1);
-    t->storage = storage;
+    tr_tensor *t = tr__tensor_borrow(&(tr__storage){.device = device, .data = x->storage->data, .bytes = x->storage->bytes,
+                                         .kind = TR__WRAPPED, .release = let_go, .user = x->storage}, x->shape, x->stride, x->dtype);
+    if (tr__bad(t)) return t;
+    tr__storage_ref(x->storage);
+    t->offset = x->offset;
     return t;
 }
 
