@@ -217,8 +217,10 @@ static tr_status call_hooks(tr__backward *b, tr_tensor *t, tr_tensor *final)
 {
     tr_status status = TR_OK;
     tr__ref(final);
-    for (tr__hook *hook = NULL; status == TR_OK && (hook = tr__hooks_next(t->leaf, hook));)
-        status = hook->function(t, final, hook->user, b);
+    for (tr__hook *hook = NULL; status == TR_OK && (hook = tr__hooks_next(t->leaf, hook));) {
+        if (hook->function) status = hook->function(t, final, hook->user, b);
+        else if (final) status = hook->plain(t, final, hook->user);
+    }
     if (status != TR_OK) tr__hooks_leave(t->leaf);
     tr__unref(final);
     return status;

@@ -61,7 +61,6 @@ static void end_removed(tr__leaf *leaf)
             continue;
         }
         *place = hook->next;
-        free(hook->owned);
         free(hook);
     }
     leaf->hooks = first;
@@ -87,7 +86,7 @@ void tr__hooks_leave(tr__leaf *leaf)
     pthread_mutex_unlock(&leaf->hooks_lock);
 }
 
-static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owned)
+static int add_hook(tr_tensor *t, tr__hook made)
 {
     tr__hook *hook = t && !tr__bad(t) && tr__is_parameter(t) ? calloc(1, sizeof *hook) : NULL;
     if (!hook) {
@@ -97,7 +96,8 @@ static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owne
     tr__leaf *leaf = t->leaf;
     pthread_mutex_lock(&leaf->hooks_lock);
     int number = leaf->next_hook++;
-    *hook = (tr__hook){.function = function, .user = user, .owned = owned, .number = number};
+    *hook = made;
+    hook->number = number;
     tr__hook *last = leaf->hooks;
     while (last && last->next) last = last->next;
     if (last) last->next = hook;
@@ -108,34 +108,14 @@ static int add_hook(tr_tensor *t, tr__leaf_hook function, void *user, void *owne
 
 int tr__leaf_hook_add(tr_tensor *leaf, tr__leaf_hook hook, void *user)
 {
-    return add_hook(leaf, hook, user, NULL);
-}
-
-/* A user's hook does not get the backward: this one stands in between. */
-typedef struct plain_hook {
-    tr_grad_hook function;
-    void *user;
-} plain_hook;
-
-static tr_status call_plain(tr_tensor *leaf, tr_tensor *grad, void *user, tr__backward *backward)
-{
-    (void)backward;
-    const plain_hook *plain = user;
-    return grad ? plain->function(leaf, grad, plain->user) : TR_OK;
+    return add_hook(leaf, (tr__hook){.function = hook, .user = user});
 }
 
 int tr_grad_hook_add(tr_tensor *leaf, tr_grad_hook hook, void *user)
 {
-    if (!hook) {
-        tr__fail(TR_INVALID, "grad_hook_add: the hook is NULL");
-        return -1;
-    }
-    plain_hook *plain = malloc(sizeof *plain);
-    if (!plain) return -1;
-    *plain = (plain_hook){hook, user};
-    int number = add_hook(leaf, call_plain, plain, plain);
-    if (number < 0) free(plain);
-    return number;
+    if (hook) return add_hook(leaf, (tr__hook){.plain = hook, .user = user});
+    tr__fail(TR_INVALID, "grad_hook_add: the hook is NULL");
+    return -1;
 }
 
 void tr_grad_hook_remove(tr_tensor *t, int number)

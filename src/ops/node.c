@@ -298,7 +298,6 @@ void tr__leaf_free(tr__leaf *leaf)
 {
     for (tr__hook *hook = leaf->hooks; hook;) {
         tr__hook *next = hook->next;
-        free(hook->owned);
         free(hook);
         hook = next;
     }

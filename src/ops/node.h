@@ -123,8 +123,8 @@ tr__grad_consumer *tr__takes_rows(const tr_backward_call *call, int i);
 
 typedef struct tr__hook {
     tr_status (*function)(tr_tensor *leaf, tr_tensor *grad, void *user, struct tr__backward *backward);
+    tr_status (*plain)(tr_tensor *leaf, tr_tensor *grad, void *user); /* or this one, a program's, without failed backwards */
     void *user;
-    void *owned; /* freed with the hook */
     int number;
     bool removed;
     struct tr__hook *next;
