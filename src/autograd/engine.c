@@ -501,7 +501,8 @@ tr_status tr__backward_finish(tr__backward *b, tr_status status)
 
 void tr__backward_cancel(const tr__backward *b, tr_status status)
 {
-    for (size_t i = 0; i < b->n_callbacks; i++) b->callbacks[i].cancel(b->callbacks[i].user, b, status);
+    for (size_t i = 0; i < b->n_callbacks; i++)
+        if (b->callbacks[i].cancel) b->callbacks[i].cancel(b->callbacks[i].user, b, status);
 }
 
 static void tell_segments(const tr__saved *saved, int n)

@@ -135,12 +135,6 @@ static tr_status backward_ends(void *user, tr_status status)
     return status;
 }
 
-/* Only detached backwards are cancelled, and begin() refuses them. */
-static void not_cancelled(void *user, const tr__backward *backward, tr_status status)
-{
-    (void)user, (void)backward, (void)status;
-}
-
 static tr_status begin(tr__in_backward *s, tr__backward *backward)
 {
     const char *rule = s->optimizer->rule->name;
@@ -153,8 +147,8 @@ static tr_status begin(tr__in_backward *s, tr__backward *backward)
     tr__backward *none = NULL;
     if (!atomic_compare_exchange_strong(&s->running, &none, backward))
         return tr__fail(TR_STATE, "%s steps in backward, and another backward of its parameters is under way", rule);
-    tr_status status =
-        tr__backward_on_end(backward, (tr__backward_callback){backward_ends, not_cancelled, s, s->optimizer, .last = true});
+    tr_status status = tr__backward_on_end(backward,
+        (tr__backward_callback){.finish = backward_ends, .user = s, .held = s->optimizer, .last = true});
     if (status != TR_OK) {
         atomic_store(&s->running, NULL);
         return status;
