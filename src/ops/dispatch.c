@@ -10,10 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static tr_device device_of_inputs(const tr_op_call *call)
+static tr_device device_of_first(tr_tensor *const *tensors, int n)
 {
-    for (int i = 0; i < call->n_inputs; i++)
-        if (call->inputs[i]) return tr__device_of(call->inputs[i]);
+    for (int i = 0; i < n; i++)
+        if (tensors[i]) return tr__device_of(tensors[i]);
     return tr_cpu(0);
 }
 
@@ -28,12 +28,12 @@ tr_status tr_op_output(tr_op_call *call, int i, tr_shape shape, tr_dtype dtype)
 {
     if (i < 0 || i >= TR_OP_MAX_OUTPUTS)
         return tr__fail(TR_INVALID, "%s: output %d: an op has at most %d", call->op->name, i, TR_OP_MAX_OUTPUTS);
-    return tr__output_made(call, i, tr__tensor_new(shape, dtype, device_of_inputs(call)));
+    return tr__output_made(call, i, tr__tensor_new(shape, dtype, device_of_first(call->inputs, call->n_inputs)));
 }
 
 tr_status tr__output_strided(tr_op_call *call, int i, tr_shape shape, const int64_t *stride, tr_dtype dtype)
 {
-    return tr__output_made(call, i, tr__tensor_new_strided(shape, stride, dtype, device_of_inputs(call)));
+    return tr__output_made(call, i, tr__tensor_new_strided(shape, stride, dtype, device_of_first(call->inputs, call->n_inputs)));
 }
 
 tr_status tr__output_like(tr_op_call *call, int i, const tr_tensor *like, tr_shape shape, tr_dtype dtype)
@@ -74,13 +74,6 @@ tr_status tr__sound(int n, const tr_tensor *const *tensors)
     return TR_OK;
 }
 
-static tr_device device_of_call(const tr_op_call *call)
-{
-    for (int i = 0; i < call->n_outputs; i++)
-        if (call->outputs[i]) return tr__device_of(call->outputs[i]);
-    return tr_cpu(0);
-}
-
 /* What the CPU runs, and another device where it may: a program's op need not have one where it has that device's kernel. */
 static tr_status run_forward(tr_op_call *call)
 {
@@ -113,7 +106,7 @@ static tr_status run_mixed(const tr_op_call *call, tr_device device)
 static tr_status run_first_kernel(tr_op_call *call)
 {
     const tr_op *op = call->op;
-    tr_device device = device_of_call(call);
+    tr_device device = device_of_first(call->outputs, call->n_outputs);
     if (device.kind == TR_CPU) {
         tr__kernel faster = tr__op_builtin(op) ? tr__cpu_kernels[op - tr__ops] : NULL;
         tr_status status = faster ? faster(call) : TR_DECLINED;
@@ -131,7 +124,7 @@ static tr_status run_profiled(tr_op_call *call)
     tr_status status = run_first_kernel(call);
     const tr_tensor *y = call->n_outputs > 0 ? call->outputs[0] : NULL;
     snprintf(span.name, sizeof span.name, "%s", call->op->name);
-    if (tr__op_builtin(call->op) && device_of_call(call).kind == TR_CPU) span.algorithm = tr__plan_name(call);
+    if (tr__op_builtin(call->op) && device_of_first(call->outputs, call->n_outputs).kind == TR_CPU) span.algorithm = tr__plan_name(call);
     if (y) snprintf(span.detail, sizeof span.detail, "%s %s", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
     tr__profile_add(span);
     return status;
@@ -208,6 +201,14 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
     if (status != TR_OK) return tr__tensor_failed();
     if (outputs) memcpy(outputs, made, sizeof *made * (size_t)call.n_outputs);
     return made[0];
+}
+
+tr_tensor *tr__apply_along(const tr_op *op, int dim, tr_tensor *const *inputs, int n)
+{
+    tr_dim_attrs attrs = {0};
+    const tr_tensor *x = inputs[0];
+    if (x && !tr__bad(x) && tr__dim(op->name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
+    return tr_apply(op, &attrs, inputs, n, NULL);
 }
 
 tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,

@@ -90,6 +90,9 @@ tr_status tr__sound(int n, const tr_tensor *const *tensors);
         if (tr__bad(x)) return tr__tensor_pass(x);                                            \
     } while (0)
 
+/* tr_apply() of an op whose attributes are a dimension of input 0. */
+tr_tensor *tr__apply_along(const tr_op *op, int dim, tr_tensor *const *inputs, int n);
+
 /* Runs a kernel of op on outputs that exist (no infer, no graph): how backward functions write where they want to. The
  * caller answers for shapes. */
 tr_status tr__op_run(const tr_op *op, const void *attrs, tr_tensor *const *inputs, int n_inputs, tr_tensor *const *outputs,

@@ -4,21 +4,14 @@
 
 #include <math.h>
 
-static tr_tensor *over_dim(const tr_op *op, tr_tensor *x, int dim)
-{
-    tr_dim_attrs attrs = {0};
-    if (x && !tr__bad(x) && tr__dim(op->name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
-    return tr_apply(op, &attrs, &x, 1, NULL);
-}
-
 tr_tensor *tr_softmax(tr_tensor *x, int dim)
 {
-    return over_dim(tr__op(softmax), x, dim);
+    return tr__apply_along(tr__op(softmax), dim, &x, 1);
 }
 
 tr_tensor *tr_log_softmax(tr_tensor *x, int dim)
 {
-    return over_dim(tr__op(log_softmax), x, dim);
+    return tr__apply_along(tr__op(log_softmax), dim, &x, 1);
 }
 
 tr_status tr__softmax_infer(tr_op_call *call)

@@ -15,27 +15,19 @@
 
 /* ---- Public functions and shapes ------------------------------------------------------------------------------- */
 
-static tr_tensor *along(const tr_op *op, int dim, tr_tensor *const *inputs, int n)
-{
-    tr_dim_attrs attrs = {0};
-    const tr_tensor *x = inputs[0];
-    if (x && !tr__bad(x) && tr__dim(op->name, x->shape, dim, &attrs.dim) != TR_OK) return tr__tensor_failed();
-    return tr_apply(op, &attrs, inputs, n, NULL);
-}
-
 tr_tensor *tr_take_along(tr_tensor *x, int dim, tr_tensor *index)
 {
-    return along(tr__op(take_along), dim, (tr_tensor *[]){x, index}, 2);
+    return tr__apply_along(tr__op(take_along), dim, (tr_tensor *[]){x, index}, 2);
 }
 
 tr_tensor *tr_scatter_add(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *src)
 {
-    return along(tr__op(scatter_add), dim, (tr_tensor *[]){x, index, src}, 3);
+    return tr__apply_along(tr__op(scatter_add), dim, (tr_tensor *[]){x, index, src}, 3);
 }
 
 tr_tensor *tr_put_along(tr_tensor *x, int dim, tr_tensor *index, tr_tensor *src)
 {
-    return along(tr__op(put_along), dim, (tr_tensor *[]){x, index, src}, 3);
+    return tr__apply_along(tr__op(put_along), dim, (tr_tensor *[]){x, index, src}, 3);
 }
 
 /* The index has x's dimensions, none but `dim` longer than there. */
