@@ -26,27 +26,21 @@
 /* The order is part of the interface of device kernels (trireme/kernels.h). Adamax has no .decoupled: its setting is 0. */
 enum { BETA1 = TR__OWN, BETA2, EPS, DECOUPLED, NADAM_MOMENTUM_DECAY = DECOUPLED, NADAM_DECOUPLED };
 
-/* A kernel: CONSTANTS, rounded to S once, and the update, which computes p[i] from x, g, m[i] and the second state v. */
+/* What all of them have before and behind CONSTANTS and the update, which computes p[i] from x, g, m[i] and the second state v. */
 #define ADAM_KERNEL(name, P, S, read, write, decoupled, CONSTANTS, ...)                                   \
-    static void name(const tr__update *u, int64_t begin, int64_t end)                                     \
-    {                                                                                                     \
-        const double *settings = u->optimizer->settings, lr = u->lr, b1 = settings[BETA1];                \
-        const double b2 = settings[BETA2], t = (double)u->step;                                           \
+    TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
+        const double lr = u->lr; const double t = (double)u->step;                                        \
+        const double b1 = settings[BETA1]; const double b2 = settings[BETA2];                             \
         const double shrink = settings[decoupled] ? lr * u->weight_decay : 0;                             \
-        const S added = (S)(settings[decoupled] ? 0 : u->weight_decay), keep = (S)(1 - shrink);           \
-        const S beta2 = (S)b2, rest1 = (S)(1 - b1), rest2 = (S)(1 - b2), eps = (S)settings[EPS];          \
-        const S step = (S)(lr / (1 - pow(b1, t)));                                                        \
+        const S added = (S)(settings[decoupled] ? 0 : u->weight_decay); const S keep = (S)(1 - shrink);   \
+        const S rest1 = (S)(1 - b1); const S rest2 = (S)(1 - b2); const S beta2 = (S)b2;                  \
+        const S eps = (S)settings[EPS]; const S step = (S)(lr / (1 - pow(b1, t)));                        \
         CONSTANTS                                                                                         \
-        (void)rest2, (void)step, (void)t;                                                                 \
-        P *restrict p = u->parameters;                                                                    \
-        const P *restrict gradient = u->gradients;                                                        \
-        S *restrict m = u->state[0], *restrict v = u->state[1];                                           \
-        for (int64_t i = begin; i < end; i++) {                                                           \
-            S x = read(p[i]), g = read(gradient[i]) + added * x;                                          \
-            m[i] = m[i] + (g - m[i]) * rest1;                                                             \
-            __VA_ARGS__                                                                                   \
-        }                                                                                                 \
-    }
+        (void)(rest2 + step + (S)t);                                                                      \
+        S *restrict m = u->state[0]; S *restrict v = u->state[1];,                                        \
+        g += added * x;                                                                                   \
+        m[i] = m[i] + (g - m[i]) * rest1;                                                                 \
+        __VA_ARGS__)
 
 #define ADAM(name, P, S, read, write, root)                                                               \
     ADAM_KERNEL(name, P, S, read, write, DECOUPLED,                                                       \
