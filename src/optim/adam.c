@@ -96,15 +96,10 @@ static tr_status prepare_radam(tr__update *u)
         p[i] = write(x * keep - step * m[i] * s);)
 TR__UPDATE_KERNELS(RADAM, radam)
 
+#define ADAM_RULE(rule, ...) {.name = rule, .state_names = {"exp_avg", __VA_ARGS__}, .kernel = TR__KERNELS_OF(adam)}
 static const tr__optimizer_rule adam_rules[2][2] = { /* [decoupled][amsgrad] */
-    {
-        {.name = "adam", .state_names = {"exp_avg", "exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
-        {.name = "adam", .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
-    },
-    {
-        {.name = "adamw", .state_names = {"exp_avg", "exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
-        {.name = "adamw", .state_names = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, .kernel = TR__KERNELS_OF(adam)},
-    },
+    {ADAM_RULE("adam", "exp_avg_sq"), ADAM_RULE("adam", "exp_avg_sq", "max_exp_avg_sq")},
+    {ADAM_RULE("adamw", "exp_avg_sq"), ADAM_RULE("adamw", "exp_avg_sq", "max_exp_avg_sq")},
 };
 static const tr__optimizer_rule adamax_rule = {
     .name = "adamax", .state_names = {"exp_avg", "exp_inf"}, .kernel = TR__KERNELS_OF(adamax)};

@@ -49,15 +49,10 @@ enum { ALPHA = TR__OWN, EPS, CENTERED, MOMENTUM };
     }
 TR__UPDATE_KERNELS(RMSPROP, rmsprop)
 
+#define RULE(...) {.name = "rmsprop", .state_names = {__VA_ARGS__}, .kernel = TR__KERNELS_OF(rmsprop)}
 static const tr__optimizer_rule rules[2][2] = { /* [centered][momentum > 0] */
-    {
-        {.name = "rmsprop", .state_names = {"square_avg"}, .kernel = TR__KERNELS_OF(rmsprop)},
-        {.name = "rmsprop", .state_names = {"square_avg", "momentum_buffer"}, .kernel = TR__KERNELS_OF(rmsprop)},
-    },
-    {
-        {.name = "rmsprop", .state_names = {"square_avg", "grad_avg"}, .kernel = TR__KERNELS_OF(rmsprop)},
-        {.name = "rmsprop", .state_names = {"square_avg", "grad_avg", "momentum_buffer"}, .kernel = TR__KERNELS_OF(rmsprop)},
-    },
+    {RULE("square_avg"), RULE("square_avg", "momentum_buffer")},
+    {RULE("square_avg", "grad_avg"), RULE("square_avg", "grad_avg", "momentum_buffer")},
 };
 
 tr_optimizer *tr_rmsprop_with(const tr_rmsprop_options *o)
