@@ -74,6 +74,14 @@ static void await_calls(shelf *s, int count)
     pthread_mutex_unlock(&s->lock);
 }
 
+static int calls_of(shelf *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int count = s->count;
+    pthread_mutex_unlock(&s->lock);
+    return count;
+}
+
 static tr_status answer(shelf *s, int i)
 {
     tr_status status = tr_reply_with(s->replies[i], tr_value_i64(2 * s->numbers[i]));
@@ -387,10 +395,14 @@ static void stop_beneath_values(rank *r)
     OK(tr_barrier(r->group));
     tr_value v = tr_value_i64(1);
     tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = tr_rpc_name(rpc, r->number), .function = "put_aside", .arguments = &v,
-        .count = 1, .timeout_ms = 50};
-    w->ref = tr_remote_with(&c);
-    await_calls(s, 1);
-    tr_future *copy = tr_rref_to_here(w->ref);
+        .count = 1, .timeout_ms = 25};
+    tr_future *copy;
+    do { /* given up before the function has begun: then with more time */
+        c.timeout_ms *= 2;
+        w->ref = tr_remote_with(&c);
+        copy = tr_rref_to_here(w->ref);
+        while (!calls_of(s) && !tr_future_done(copy)) nap(1);
+    } while (!calls_of(s));
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, wait_for_value, w) == 0);
     CHECK(!tr_future_done(copy));
@@ -508,10 +520,14 @@ static void owe_references(rank *r)
         CHECK(tr_future_i64(f) == 2);
         CHECK(tr_future_wait(tr_rref_to_here(lost)) == TR_STATE);
         SAYS("the function put its answer off");
-        tr_value v = tr_value_i64(3); /* its call ends before the value is made */
+        tr_value v = tr_value_i64(3); /* its call ends before the value is made, most likely not before the function begins */
         tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "w1", .function = "put_aside", .arguments = &v, .count = 1,
-            .timeout_ms = 20};
-        CHECK(tr_future_i64(tr_rref_to_here(tr_remote_with(&c))) == 6);
+            .timeout_ms = 10};
+        do {
+            c.timeout_ms *= 2;
+            f = tr_rref_to_here(tr_remote_with(&c));
+        } while (tr_future_wait(f) == TR_CANCELLED);
+        CHECK(tr_future_i64(f) == 6);
     } else {
         await_calls(s, 2);
         for (int i = 0; i < 2; i++) {
@@ -563,10 +579,11 @@ static void a_value_that_is_late_is_named(void **state)
 
 /* ---- Functions that never return ------------------------------------------------------------------------------------ */
 
-static atomic_int let_go;
+static atomic_int let_go, blocked;
 
 static tr_status block(void)
 {
+    atomic_store(&blocked, 1);
     while (!atomic_load(&let_go)) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     return TR_OK;
 }
@@ -592,7 +609,8 @@ static void stop_beside_a_function(rank *r)
     OK(tr_barrier(r->group));
     if (r->number != at) {
         tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = tr_rpc_name(rpc, at), .function = "block", .timeout_ms = 500};
-        CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        do CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        while (!atomic_load(&blocked)); /* it was given up before the function has begun */
         c.function = "slow";
         c.timeout_ms = JOIN_MS;
         CHECK(tr_status_of(tr_rpc_async_with(&c)) == TR_OK); /* under way in tr_rpc_stop() */
@@ -614,6 +632,7 @@ static void a_function_that_never_returns_holds_no_stop_up(void **state)
     (void)state;
     for (int at = 0; at < 2; at++) {
         atomic_store(&let_go, 0);
+        atomic_store(&blocked, 0);
         run(2, stop_beside_a_function, &at);
     }
 }

@@ -20,9 +20,11 @@
 
 enum { SHORT_MS = 3000 };
 
+static atomic_int *halted; /* worker 1 has come to that: which the processes share */
+
 static tr_status halt(void)
 {
-    raise(SIGSTOP);
+    if (!atomic_exchange(halted, 1)) raise(SIGSTOP);
     return TR_OK;
 }
 TR_RPC(halt, RETURNS(NONE));
@@ -57,6 +59,7 @@ static tr_status stop_without(tr_rpc *rpc, const char *whom, const char *why)
 static tr_status go_on_beside_a_statue(rank *r)
 {
     TR_SCOPE;
+    halted = &r->post[-r->number].reports;
     tr_rpc *rpc = start(r);
     TRY(tr_status_of(rpc));
     TRY(tr_barrier(r->group));
@@ -67,7 +70,8 @@ static tr_status go_on_beside_a_statue(rank *r)
     }
     if (r->number == 0) {
         tr_rpc_call c = {.size = sizeof c, .rpc = rpc, .to = "worker1", .function = "halt", .timeout_ms = 100};
-        CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        do CHECK(tr_future_wait(tr_rpc_sync_with(&c)) == TR_TIMEOUT);
+        while (!atomic_load(halted)); /* it was given up before the function has begun */
         TRY(says("rpc: halt on \"worker1\": no answer within 0.1 s"));
     }
     TRY(call_worker(rpc, 2 - r->number));
