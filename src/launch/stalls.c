@@ -17,10 +17,10 @@ static void look(uv_timer_t *timer)
     if (tr__records_read(0, &records) != TR_OK) return;
     if (tr__records_stalls(&records, s->job, after, until, &text) == TR_OK) {
         char *rest;
+        if (*text) s->seen_ns = until; /* what cannot be seen now, of a rank that is stopped for a moment, is told later */
         for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
             tr__log(TR_LOG_WARN, "%s; `trireme why %s` tells of every rank", line, s->job);
         free(text);
-        s->seen_ns = until;
     }
     tr__records_free(&records);
 }

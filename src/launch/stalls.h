@@ -10,7 +10,7 @@
 
 typedef struct tr__stalls {
     const char *job; /* its name, borrowed */
-    int64_t seen_ns; /* waits that began by then have been told */
+    int64_t seen_ns; /* waits that began by then have been told, if there were any */
     uv_timer_t timer;
 } tr__stalls;
 
