@@ -57,6 +57,22 @@ static int forget(void **state)
     return 0;
 }
 
+/* In a script: goes on when all ranks have come there. The token is another one at each start. */
+#define ALL_COME ": >$HERE/$TRIREME_TOKEN.$RANK; until [ $(ls $HERE | grep -c $TRIREME_TOKEN) = $WORLD_SIZE ]; do sleep .01; done; "
+
+static int make_here(void **state)
+{
+    static char folder[] = "/tmp/trireme-launch-XXXXXX";
+    (void)state;
+    return mkdtemp(folder) ? setenv("HERE", folder, 1) : -1;
+}
+
+static int remove_here(void **state)
+{
+    (void)state;
+    return system("rm -r \"$HERE\"");
+}
+
 #define SHELL(script) ((const char *const[]){"sh", "-c", script, NULL})
 #define RUN(script, ranks, ...) \
     tr_launch(SHELL(script), ranks, .output = collect, .user = &heard, .report = &report, ##__VA_ARGS__)
@@ -323,8 +339,8 @@ static void test_exit_code(void **state)
 static void test_ranks_start_again(void **state)
 {
     (void)state;
-    const char *fails_twice = "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS;"
-                              " [ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 0 ] || exit 3; exec sleep 0.2";
+    const char *fails_twice = "echo start $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; " ALL_COME
+                              "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 0 ] || exit 3; exec sleep 0.2";
     assert_int_equal(RUN(fails_twice, 2, .max_restarts = 5), TR_OK);
     assert_said("0> start 0 of 5\n");
     assert_said("1> start 2 of 5\n");
@@ -344,8 +360,8 @@ static void test_ranks_start_again(void **state)
 static void test_a_job_shrinks(void **state)
 {
     (void)state;
-    const char *fails_twice = "echo start $TORCHELASTIC_RESTART_COUNT: $LOCAL_RANK of $LOCAL_WORLD_SIZE, $WORLD_SIZE;"
-                              " [ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 1 ] || exec sleep 60;"
+    const char *fails_twice = "echo start $TORCHELASTIC_RESTART_COUNT: $LOCAL_RANK of $LOCAL_WORLD_SIZE, $WORLD_SIZE; " ALL_COME
+                              "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || [ $RANK = 1 ] || exec sleep 60;"
                               " [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3";
     assert_int_equal(RUN(fails_twice, 4, .max_restarts = 5, .min_ranks = 2), TR_OK);
     assert_said("3> start 0: 3 of 4, 4\n");
@@ -404,19 +420,19 @@ static void test_killed_rank_ends_the_job(void **state)
 static void test_grace(void **state)
 {
     (void)state;
-    assert_int_equal(RUN("if [ $RANK = 0 ]; then exit 1; fi; trap 'sleep 1.2; echo saved; exit 0' TERM;"
+    assert_int_equal(RUN("trap 'sleep 1.2; echo saved; exit 0' TERM; " ALL_COME "if [ $RANK = 0 ]; then exit 1; fi;"
                          " while :; do sleep 0.05; done", 2, .grace_ms = 20000), TR_CHILD);
     assert_int_equal(report.first_rank, 0);
     assert_said("1> saved\n");
 }
 
-/* An exit is waited with for a moment, for which a busy machine may not let rank 1 begin: then once more. */
+/* An exit is waited with for a moment, in which a busy machine may not let rank 1 come so far: then once more. */
 static void test_signal_comes_before_exit(void **state)
 {
     (void)state;
     report.signal = 0;
     for (int turn = 0; turn < 20 && report.signal != SIGSEGV; turn++)
-        assert_int_equal(RUN("if [ $RANK = 0 ]; then exit 1; fi; kill -SEGV $$; sleep 60", 2), TR_CHILD);
+        assert_int_equal(RUN(ALL_COME "if [ $RANK = 0 ]; then exit 1; fi; kill -SEGV $$; sleep 60", 2), TR_CHILD);
     assert_int_equal(report.first_rank, 1);
     assert_int_equal(report.signal, SIGSEGV);
 }
@@ -617,8 +633,8 @@ static void test_wrapped_program_gets_its_grace(void **state)
 {
     (void)state;
     /* The wrapping shell dies of SIGTERM at once; the program inside must still be let to save. */
-    assert_int_equal(RUN("test $RANK = 0 && exit 1;"
-                         " sh -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; while :; do sleep 0.05; done'; true", 2,
+    assert_int_equal(RUN("test $RANK = 0 && { " ALL_COME "exit 1; };"
+                         " sh -c 'trap \"sleep 0.3; echo saved; exit 0\" TERM; " ALL_COME "while :; do sleep 0.05; done'; true", 2,
                          .grace_ms = 20000), TR_CHILD);
     assert_said("1> saved\n");
 }
@@ -707,5 +723,5 @@ int main(int argc, char **argv)
         TEST(test_second_interrupt_kills),
         TEST(test_mask_is_restored),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_here, remove_here);
 }
