@@ -224,7 +224,7 @@ first=$!
 tries=0
 until grep -q '^step' err2; do
     tries=$((tries + 1))
-    [ $tries -lt 200 ] || fail "the first training does not start"
+    [ $tries -lt 1200 ] || fail "the first training does not start"
     sleep 0.05
 done
 code=0

@@ -4,7 +4,6 @@
  *
  * ctest: serial timeout=240
  */
-#include "base/clock.h"
 #include "processes.h"
 #include "together.h"
 
@@ -256,10 +255,8 @@ static tr_status all_leave(rank *r)
     usleep(50000);
     TRY(tr_recv(r->group, &x, 1, .peer = TR_ANY_SOURCE, .tag = 2, .source = &source));
     CHECK(x == 5 && source == r->world - 1);
-    int64_t began = tr__now_ns();
-    CHECK(tr_recv(r->group, &x, 1, .peer = TR_ANY_SOURCE, .tag = 2) == TR_PEER);
+    CHECK(tr_recv(r->group, &x, 1, .peer = TR_ANY_SOURCE, .tag = 2, .timeout_ms = PATIENCE_MS) == TR_PEER);
     SAYS("all other ranks have left group 'world', but recv (f32[1] from any rank, tag 2 at ");
-    CHECK(tr__now_ns() - began < 5 * (int64_t)1000000000);
     return TR_OK;
 }
 

@@ -228,7 +228,7 @@ static void a_rank_that_comes_twice(void **state)
     m.threads = 3;
     m.twice = 1;
     m.world = 2;
-    m.timeout_ms = 2000;
+    m.timeout_ms = 20000;
     hold(&m);
     assert_int_equal(m.status[0], TR_OK);
     assert_true((m.status[1] == TR_OK) != (m.status[2] == TR_OK));

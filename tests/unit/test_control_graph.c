@@ -482,7 +482,7 @@ static tr_status stay_when_others_leave(rank *r)
         if (peer == 0 || peer == 6) continue;
         float x = 0;
         if (peer != 1 + r->number) continue; /* one of them breaks the group */
-        CHECK(tr_recv(r->group, &x, 1, .peer = peer, .timeout_ms = 5000) == TR_PEER);
+        CHECK(tr_recv(r->group, &x, 1, .peer = peer, .timeout_ms = PATIENCE_MS) == TR_PEER);
         SAYS("left group 'world'");
     }
     for (int turn = 0; turn < 20; turn++) TRY(tr_barrier(pair));
