@@ -47,6 +47,8 @@ static int bench_model(int argc, char **argv)
             "                            final, of several ranks when its bucket is averaged, as trainers do",
             TR__FLAG(&b.step_after_backward)},
         {"capture", 0, NULL, "launch steps as a graph of the device, where it has graphs (cuda); one rank", TR__FLAG(&b.capture)},
+        {"fully-sharded", 0, NULL, "each rank has a shard of the parameters (tr_fully_shard()), not a replica (tr_ddp())",
+            TR__FLAG(&b.fully_sharded)},
         {"bf16-state", 0, NULL, "the optimizer's state in bf16, rounded stochastically", TR__FLAG(&b.bf16_state)},
         {"seq", 0, "N", "tokens in a sequence (256; gpt2: 64, BERTs: 128)", TR__INTEGER(&b.seq, 1, 1000000)},
         {"dtype", 0, "NAME", "of the numbers; bf16: under autocast, the parameters f32", TR__CHOICE(&b.dtype, "f32", "bf16")},

@@ -54,7 +54,7 @@ double tr__median_ratio(const double *a, const double *b, int n);
 typedef struct tr__bench {
     const char *model, *optimizer, *dtype, *device, *backend, *peer, *json;
     int batch, seq, size, ranks, threads, steps, warmup;
-    bool step_after_backward, capture, bf16_state;
+    bool step_after_backward, capture, bf16_state, fully_sharded;
 } tr__bench;
 
 /* What a model is trained with when nothing else is said. seq 0: its samples are no sequences; size, pixels a side, 0: no
@@ -71,7 +71,7 @@ int tr__bench_rank(void *bench);
 /* What is trained: the scope's, as what it is made of. */
 typedef struct tr__workload {
     tr_device device;
-    tr_module *net; /* in DDP when there is a group */
+    tr_module *net; /* in DDP, or fully sharded, when there is a group */
     tr_optimizer *optimizer;
     tr_tensor *x, *y;
     tr_captured_step *captured; /* NULL: steps run op by op */

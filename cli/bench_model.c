@@ -27,7 +27,7 @@ typedef struct bench_run {
     tr__peer peer;
     double *ours, *theirs; /* milliseconds of a step, by turn; one piece of memory with the next two */
     double *peaks;         /* GFLOP/s of one thread's sgemm, right beside each turn */
-    double *checks;        /* milliseconds that comparing replicas takes, of several ranks; else NaN */
+    double *checks;        /* milliseconds that comparing replicas takes; NaN where there are none */
     double rss_mb, rss_mb_sum;
     double own_mb;    /* the same with memory that several ranks map, each other's gradients, divided among them */
     double faults;    /* pages that the measured steps touched for the first time, per step; of several ranks the most */
@@ -106,7 +106,7 @@ static tr_status timed_check(const bench_run *r, double *ms)
 {
     TR_SCOPE;
     *ms = NAN;
-    if (!r->group) return TR_OK;
+    if (!r->group || r->bench->fully_sharded) return TR_OK;
     TRY(tr_barrier(r->group));
     double begin = tr__now_us();
     TRY(tr_check_replicas(r->group, tr_state_dict(r->work.net)));
@@ -179,7 +179,7 @@ static double median(const double *values, int n)
 
 typedef struct results {
     double step_ms, items_per_s, gflops, peak, share, peer_ms, ratio; /* the last two: NaN without a peer */
-    double check_ms, check_percent; /* NaN of one rank */
+    double check_ms, check_percent; /* NaN without replicas */
 } results;
 
 static results summarize(const bench_run *r)
@@ -208,10 +208,10 @@ static void print_report(const bench_run *r, const results *s)
     const tr__bench *b = r->bench;
     const tr__workload *w = &r->work;
     int threads = tr_threads(tr_cpu(0));
-    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s%s\n", b->model, w->items, w->item,
+    printf("%s, %.0f %ss on each of %d rank%s on %s with %d thread%s, %s, %d times %d step%s%s%s%s\n", b->model, w->items, w->item,
         r->world, r->world > 1 ? "s" : "", b->device, threads, threads > 1 ? "s" : "", b->dtype, b->steps,
         w->in_a_row, w->in_a_row > 1 ? "s in a row" : "", w->in_backward ? ", updates in backward" : "",
-        b->bf16_state ? ", state in bf16" : "");
+        b->bf16_state ? ", state in bf16" : "", b->fully_sharded ? ", fully sharded" : "");
     tr_captured_counts runs = {.size = sizeof runs};
     if (w->captured && tr_captured_count(w->captured, &runs) == TR_OK)
         printf("captured         %8" PRId64 " steps launched as a graph, %" PRId64 " op by op\n",
@@ -225,7 +225,7 @@ static void print_report(const bench_run *r, const results *s)
         printf("sgemm's peak     %8.1f GFLOP/s on a thread; share of it, pair by pair: %.1f %%\n", s->peak, 100 * s->share);
     else
         printf("device's memory  %8.1f MB\n", r->device_mb);
-    if (r->group)
+    if (r->group && !b->fully_sharded)
         printf("replica check    %8.2f ms: every %d steps %.4f %% of the time\n", s->check_ms, CHECK_EVERY,
             s->check_percent);
     if (b->peer)
@@ -237,10 +237,10 @@ static cJSON *to_json(const bench_run *r, const results *s)
 {
     const tr__bench *b = r->bench;
     bool native = strcmp(b->backend, "native") == 0;
-    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)),
+    cJSON *o = tr__result_new(r->peer.version, "model/%s/%dx%d/%s%s%s%s%s%s%s%s%s", b->dtype, r->world, tr_threads(tr_cpu(0)),
         b->model, r->work.device.kind == TR_CPU ? "" : "/cuda", native ? "" : "/", native ? "" : b->backend,
         b->step_after_backward ? "/step-after-backward" : "", b->capture ? "/capture" : "", b->bf16_state ? "/bf16-state" : "",
-        b->peer ? "" : "/alone");
+        b->fully_sharded ? "/fully-sharded" : "", b->peer ? "" : "/alone");
     cJSON_AddStringToObject(o, "model", b->model);
     cJSON_AddStringToObject(o, "device", b->device);
     cJSON_AddStringToObject(o, "backend", b->backend);
@@ -249,6 +249,7 @@ static cJSON *to_json(const bench_run *r, const results *s)
     cJSON_AddBoolToObject(o, "step_in_backward", r->work.in_backward);
     cJSON_AddBoolToObject(o, "capture", b->capture);
     cJSON_AddBoolToObject(o, "bf16_state", b->bf16_state);
+    cJSON_AddBoolToObject(o, "fully_sharded", b->fully_sharded);
     TR__ADD_NUMBERS(o, {"batch", b->batch}, {"ranks", r->world}, {"threads", tr_threads(tr_cpu(0))}, {"steps", b->steps},
         {"steps_in_a_row", r->work.in_a_row}, {"step_ms_median", s->step_ms}, {"peak_rss_mb", r->rss_mb},
         {"peak_rss_mb_sum", r->rss_mb_sum}, {"peak_own_mb", r->own_mb}, {"device_peak_mb", r->device_mb},

@@ -3,6 +3,7 @@
 
 #include "train_text.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const tr__usual *tr__usual_of(const char *model)
@@ -35,6 +36,7 @@ static tr_status check(const tr__workload *w)
 /* Where a rank computes. */
 typedef struct place {
     tr_group *group; /* or NULL */
+    bool shards;     /* ranks have shards of the parameters, not replicas */
     tr_device device;
 } place;
 
@@ -45,10 +47,24 @@ static tr_module *placed(tr_module *module, const place *at)
     return status == TR_OK ? module : tr_module_fail(status, "%s", tr_error_message());
 }
 
-/* In DDP when there is a group; the parameters are the module's either way. */
-static tr_module *replicate(tr_module *module, const place *at)
+/* When there is a group: in DDP, or with its parameters sharded, those of each block together. */
+static tr_module *distribute(tr_module *module, const place *at)
 {
-    return at->group ? tr_ddp(module, at->group) : module;
+    static const char *const blocks[] = {"h", "bert.encoder.layer", "layer1", "layer2", "layer3", "layer4"};
+    if (!at->group) return module;
+    if (!at->shards) return tr_ddp(module, at->group);
+    tr_status status = TR_OK;
+    for (size_t k = 0; k < sizeof blocks / sizeof *blocks; k++) {
+        char path[64];
+        tr_module *block;
+        for (int i = 0; status == TR_OK; i++) {
+            snprintf(path, sizeof path, "%s.%d", blocks[k], i);
+            if (!(block = tr_module_find(module, path))) break;
+            status = tr_fully_shard(block, at->group);
+        }
+    }
+    if (status == TR_OK) status = tr_fully_shard(module, at->group);
+    return status == TR_OK ? module : tr_module_fail(status, "%s", tr_error_message());
 }
 
 static tr_optimizer *optimizer_of(const tr__bench *b, tr_module *model)
@@ -75,8 +91,7 @@ static tr_status make_gpt(const tr__bench *b, uint64_t seed, const place *at, tr
     tr_module *model = placed(tr_gpt_with(&o), at);
     double tokens = (double)b->batch * b->seq, dim = o.dim, weights = o.layers * 12 * dim * dim + o.vocab * dim;
     *w = (tr__workload){
-        .net = replicate(model, at),
-        .optimizer = optimizer_of(b, model),
+        .net = distribute(model, at),
         .x = numbers_below(o.vocab, seed, TR_SHAPE(b->batch, b->seq)),
         .y = numbers_below(o.vocab, seed + 1, TR_SHAPE(b->batch, b->seq)),
         .in_a_row = 1,
@@ -115,8 +130,7 @@ static tr_status make_bert(const tr__bench *b, uint64_t seed, const place *at, t
     int64_t asked;
     tr_tensor *ids = numbers_below(vocab, seed, TR_SHAPE(b->batch, b->seq)), *labels = masked_labels(ids, &asked);
     *w = (tr__workload){
-        .net = replicate(model, at),
-        .optimizer = optimizer_of(b, model),
+        .net = distribute(model, at),
         .x = ids,
         .y = labels,
         .loss = tr__language_bert.loss,
@@ -143,8 +157,7 @@ static tr_status make_mlp(const tr__bench *b, uint64_t seed, const place *at, tr
                       tr_linear(HIDDEN, CLASSES, .activation = TR_RELU, .seed = 3)), at);
     double first = PIXELS * HIDDEN, others = HIDDEN * (HIDDEN + CLASSES);
     *w = (tr__workload){
-        .net = replicate(model, at),
-        .optimizer = optimizer_of(b, model),
+        .net = distribute(model, at),
         .x = tr_rand(seed, TR_SHAPE(b->batch, PIXELS)),
         .y = numbers_below(CLASSES, seed + 1, TR_SHAPE(b->batch)),
         .in_a_row = 50,
@@ -258,8 +271,7 @@ static tr_status make_images(const struct image_model *m, const tr__bench *b, ui
     tr_module *model = placed(m->build(), at);
     work layers = m->work(b->size);
     *w = (tr__workload){
-        .net = replicate(model, at),
-        .optimizer = optimizer_of(b, model),
+        .net = distribute(model, at),
         .x = tr_rand(seed, TR_SHAPE(b->batch, m->channels, b->size, b->size)),
         .y = numbers_below(m->classes, seed + 1, TR_SHAPE(b->batch)),
         .in_a_row = m->in_a_row,
@@ -285,9 +297,10 @@ enum { DEVICE_STEPS = 10 };
 
 tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__workload *w)
 {
-    place at = {.group = group};
+    place at = {.group = group, .shards = b->fully_sharded};
     TRY(tr_group_device_named(group, b->device, &at.device));
     TRY(make(b, 2 * (uint64_t)rank, &at, w));
+    w->optimizer = optimizer_of(b, w->net);
     w->device = at.device;
     /* A device works behind the host: a step alone would also time the first launch and the wait at the end. */
     if (at.device.kind != TR_CPU && w->in_a_row < DEVICE_STEPS) w->in_a_row = DEVICE_STEPS;
@@ -296,6 +309,6 @@ tr_status tr__workload_make(const tr__bench *b, int rank, tr_group *group, tr__w
     w->y = tr_to(w->y, at.device);
     TRY(check(w));
     /* As a trainer chooses. */
-    w->in_backward = !b->step_after_backward && !b->capture && at.device.kind == TR_CPU;
+    w->in_backward = !b->step_after_backward && !b->capture && !b->fully_sharded && at.device.kind == TR_CPU;
     return tr_step_in_backward(w->optimizer, w->in_backward);
 }

@@ -141,6 +141,7 @@ bench --step-after-backward && grep -q '"step_in_backward":.*false' r.json && ! 
     fail "no steps after backward: $(cat out err r.json)"
 
 bench --bf16-state && grep -q '"bf16_state":.*true' r.json && grep -q 'state in bf16' out || fail "no state in bf16: $(cat out err r.json)"
+bench --ranks 2 --fully-sharded && grep -q '"fully_sharded":.*true' r.json && grep -q 'fully sharded' out || fail "not sharded: $(cat out err r.json)"
 
 # A masked language model, whose samples are sequences, under autocast.
 "$TRIREME" bench model --model bert-tiny --batch 1 --seq 8 --dtype bf16 --steps 1 --warmup 0 --threads 1 --json r.json >out 2>err ||
