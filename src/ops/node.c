@@ -122,22 +122,14 @@ void tr__node_release(tr__node *node)
  * longer chain every third output is kept: else each would be recomputed from the chain's start. */
 enum { MOST_RECOMPUTED = 2 };
 
-/* Must another segment of recomputed ops run before the node can run again? That segment may need the one before it, and so on,
- * and all of them would be in memory at once. */
-static bool needs_other_segment(const tr__node *node)
-{
-    for (int i = 0; i < node->n_inputs; i++) {
-        const tr__saved *saved = &node->saved_inputs[i];
-        if (tr__segment_is_other(saved) || (saved->maker && needs_other_segment(saved->maker))) return true;
-    }
-    return false;
-}
-
+/* Not where another segment of recomputed ops would have to run first: that one may need the one before it, and so on, and all of
+ * them would be in memory at once. */
 static bool is_recomputed(const tr_tensor *t)
 {
     const tr__node *maker = t->node;
-    bool is_unchanged = maker && maker->made[t->output] == tr__version(t); /* since the op made it */
-    return is_unchanged && maker->op->flags & TR_OP_CHEAP && maker->depth < MOST_RECOMPUTED && !needs_other_segment(maker);
+    if (!maker || maker->made[t->output] != tr__version(t)) return false; /* written to since the op made it */
+    bool needs_other = maker->segment && maker->segment != tr__segment_number();
+    return maker->op->flags & TR_OP_CHEAP && maker->depth < MOST_RECOMPUTED && !needs_other;
 }
 
 tr_status tr__saved_set(tr__saved *saved, const tr_tensor *t, bool may_recompute)
@@ -228,8 +220,11 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
     if (x->requires_grad) node->edges[i] = tr__edge_keep(tr__edge_to(x));
     if (node->edges[i].leaf) TR__TRY(tr__segment_note(x));
     if (!(node->op->saves_inputs >> i & 1)) return TR_OK;
-    TR__TRY(tr__saved_set(&node->saved_inputs[i], x, true));
-    const tr__node *maker = node->saved_inputs[i].maker;
+    tr__saved *saved = &node->saved_inputs[i];
+    TR__TRY(tr__saved_set(saved, x, true));
+    const tr__node *maker = saved->maker;
+    bool is_in_slot = !maker && !saved->tensor; /* also when the segment runs again and saves it for the first run's nodes */
+    if (is_in_slot || (maker && maker->segment)) node->segment = tr__segment_number();
     if (maker && node->depth <= maker->depth) node->depth = (unsigned char)(maker->depth + 1);
     return TR_OK;
 }

@@ -42,6 +42,7 @@ typedef struct tr__node {
     const tr_op *op;
     uint64_t sequence;     /* later nodes have larger ones; unique in the process */
     int n_inputs, n_outputs;
+    uint64_t segment;      /* the number of the segment that must run before it can run again: the one that recorded it; 0: none */
     bool released;         /* its saved tensors have been released: backward cannot run again */
     bool graph_left;       /* an input's graph stayed at another worker (tensor/tensor.h): no gradient reaches it */
     unsigned char depth;   /* before it can run again, so many other nodes have to, one after the other; 0: what it saved is kept */

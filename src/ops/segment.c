@@ -34,6 +34,7 @@ typedef struct joint_call {
 
 struct tr__recompute_segment {
     atomic_int refs;
+    uint64_t number;
     pthread_mutex_t lock; /* of the slots: backwards on several threads may share a graph */
     tr__segment_code code; /* with a reference to what it holds */
     tr_dtype autocast;
@@ -62,6 +63,7 @@ typedef struct tr__segment_running {
     struct tr__segment_running *outer;
 } run;
 
+static atomic_uint_fast64_t next_number = 1;
 static _Thread_local run *running __attribute__((tls_model("initial-exec")));
 static _Thread_local bool replays_elsewhere;
 
@@ -118,6 +120,7 @@ static tr__recompute_segment *new_segment(tr__segment_code code, tr_tensor *cons
     *s = (tr__recompute_segment){.code = code, .inputs = room, .n_inputs = n, .autocast = tr_autocast()};
     tr__ref(code.held);
     atomic_init(&s->refs, 1);
+    s->number = atomic_fetch_add_explicit(&next_number, 1, memory_order_relaxed);
     pthread_mutex_init(&s->lock, NULL);
     tr_status status = TR_OK;
     for (int i = 0; i < n && status == TR_OK; i++) status = keep_input(&s->inputs[i], inputs[i]);
@@ -274,9 +277,9 @@ bool tr__segment_saves(tr__saved *saved, const tr_tensor *t, tr_status *status)
     return true;
 }
 
-bool tr__segment_is_other(const tr__saved *saved)
+uint64_t tr__segment_number(void)
 {
-    return saved->segment && (!running || running->segment != saved->segment);
+    return running ? running->segment->number : 0;
 }
 
 void tr__segment_release(tr__saved *saved, tr__node **unreferenced)

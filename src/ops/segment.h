@@ -48,8 +48,8 @@ tr_status tr__segment_note_joint(const tr_op_call *call);
 void tr__segment_tell(tr__recompute_segment *segment);
 /* Saves t in the next slot of this thread's segment. false: there is no segment. */
 bool tr__segment_saves(tr__saved *saved, const tr_tensor *t, tr_status *status);
-/* Is it a slot of a segment that is not the one which this thread runs? */
-bool tr__segment_is_other(const tr__saved *saved);
+/* The number of the segment that this thread runs, the same for the first time and again; unique in the process. 0: none. */
+uint64_t tr__segment_number(void);
 /* The tensor of a slot, recomputed if need be: a new reference. as_now: as in tr__saved_get(). */
 tr_tensor *tr__segment_get(const tr__saved *saved, bool as_now);
 /* Releases a node's slot. */

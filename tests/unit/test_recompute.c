@@ -216,6 +216,119 @@ static void batch_norms_move_their_statistics_once(void **state)
     assert_memory_equal(mean[0], mean[1], sizeof *mean);
 }
 
+/* ---- Any nesting --------------------------------------------------------------------------------------------------------- */
+
+/* A small net at random, and its modules, each after those inside it. */
+enum { NETS = 300, NET_WIDTH = 4, NET_MODULES = 128, NET_DEPTH = 4 };
+typedef struct random_net {
+    uint64_t random;
+    tr_module *modules[NET_MODULES];
+    int n;
+} random_net;
+
+static int random_below(random_net *net, int n)
+{
+    net->random = net->random * 6364136223846793005u + 1442695040888963407u;
+    return (int)((net->random >> 33) % (unsigned)n);
+}
+
+/* f(x) * x, where f is the module inside. */
+static tr_tensor *gated(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    return tr_mul(tr_forward(*(tr_module **)tr_module_state(self), inputs[0]), inputs[0]);
+}
+
+static tr_module *random_layer(random_net *net)
+{
+    switch (random_below(net, 9)) {
+    case 0: return tr_linear(NET_WIDTH, NET_WIDTH, .seed = (uint64_t)net->n + 1);
+    case 1: return tr_layer_norm(NET_WIDTH);
+    case 2: return tr_rms_norm(NET_WIDTH);
+    case 3: return tr_dropout_layer(0.3);
+    case 4: return tr_activation_layer(tr_tanh);
+    case 5: return tr_activation_layer(tr_relu);
+    case 6: return tr_activation_layer(tr_softplus);
+    case 7: return tr_activation_layer(tr_silu);
+    default: return tr_activation_layer(tr_gelu);
+    }
+}
+
+static tr_module *random_module(random_net *net, int depth)
+{
+    tr_module *inside[4], *made;
+    int kind = depth == NET_DEPTH ? 0 : random_below(net, 8);
+    if (kind < 3 && depth > 0) {
+        made = random_layer(net);
+    } else if (kind == 3) {
+        made = tr_module_new("gated", sizeof(tr_module *), gated);
+        *(tr_module **)tr_module_state(made) = tr_module_add(made, "inside", random_module(net, depth + 1));
+    } else {
+        int count = random_below(net, 4) + 1;
+        for (int i = 0; i < count; i++) inside[i] = random_module(net, depth + 1);
+        made = tr_sequential_n(inside, count);
+    }
+    TR_CHECK(tr_status_of(made));
+    assert_true(net->n < NET_MODULES);
+    return net->modules[net->n++] = made;
+}
+
+static int64_t bytes_in_use(void)
+{
+    size_t in_use, peak;
+    tr__cpu_memory(0, &in_use, &peak);
+    return (int64_t)in_use;
+}
+
+/* The gradients of the outermost module and of a scale in front of it, and what the graph takes before backward. */
+static int64_t gradients_at_random(const random_net *net, uint64_t seed, bool low, bool retain, float *to, int64_t *kept)
+{
+    TR_SCOPE;
+    tr_module *root = net->modules[net->n - 1];
+    tr_tensor *scale = tr_full(1.25, TR_SHAPE(NET_WIDTH), .requires_grad = true), *x = tr_randn(seed, TR_SHAPE(2, NET_WIDTH));
+    tr_tensor_list *p = tr_parameters(root);
+    for (int i = 0; i < tr_list_count(p); i++) tr_clear_grad(tr_list_at(p, i));
+    TR_CHECK(tr_seed(root, seed));
+    tr_tensor *input = tr_mul(x, scale);
+    int64_t before = bytes_in_use();
+    tr_set_autocast(low ? TR_BF16 : TR_F32);
+    tr_tensor *y = tr_forward(root, input);
+    tr_set_autocast(TR_F32);
+    *kept = bytes_in_use() - before;
+    for (int i = 0; i < 1 + retain; i++) {
+        tr_status status = tr_backward(tr_sum(y), .retain_graph = retain && i == 0);
+        if (status != TR_OK) fail_msg("net %d: %s", (int)seed, tr_error_message());
+    }
+    int64_t n = tr_list_count(p) ? gradients(root, to) : 0;
+    assert_true(n >= 0 && n + NET_WIDTH <= MOST);
+    TR_CHECK(tr_copy_out(tr_grad(scale), to + n, NET_WIDTH * sizeof *to));
+    return n + NET_WIDTH;
+}
+
+/* Modules that recompute and are inside one another at random, against the same net that keeps its activations. */
+static void any_nesting_gives_the_same_bits(void **state)
+{
+    (void)state;
+    float *a = calloc(2 * MOST, sizeof *a), *b = a + MOST;
+    for (uint64_t seed = 1; seed <= NETS; seed++) {
+        TR_SCOPE;
+        random_net net = {.random = seed};
+        random_module(&net, 0);
+        bool low = random_below(&net, 2), retain = random_below(&net, 2), outermost = random_below(&net, 2);
+        int64_t kept, kept_by_root, kept_nested;
+        int64_t n = gradients_at_random(&net, seed, low, retain, a, &kept);
+        TR_CHECK(tr_set_recompute(net.modules[net.n - 1], true));
+        assert_int_equal(gradients_at_random(&net, seed, low, retain, b, &kept_by_root), n);
+        assert_memory_equal(a, b, (size_t)n * sizeof *a);
+        for (int i = 0; i < net.n - 1; i++) TR_CHECK(tr_set_recompute(net.modules[i], random_below(&net, 2)));
+        TR_CHECK(tr_set_recompute(net.modules[net.n - 1], outermost));
+        assert_int_equal(gradients_at_random(&net, seed, low, retain, b, &kept_nested), n);
+        assert_memory_equal(a, b, (size_t)n * sizeof *a);
+        if (outermost) assert_int_equal(kept_nested, kept_by_root); /* what is inside keeps nothing of its own */
+    }
+    free(a);
+}
+
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 static tr_tensor *deep(tr_tensor *const *inputs, int n, void *user)
@@ -353,6 +466,7 @@ int main(void)
         cmocka_unit_test(peak_memory_is_lower), /* first, as the peak never falls */
         cmocka_unit_test(blocks_give_the_same_bits),
         cmocka_unit_test(nested_blocks_give_the_same_bits),
+        cmocka_unit_test(any_nesting_gives_the_same_bits),
         cmocka_unit_test(modules_of_several_outputs),
         cmocka_unit_test(functions_of_tensors),
         cmocka_unit_test(batch_norms_move_their_statistics_once),
