@@ -33,6 +33,8 @@ END
 # names PAGE FIRST-WORDS: what a piece takes for granted beyond names.h.
 names() {
     case $1:$2 in
+    data:"/* Two texts"*)
+        echo "typedef struct corpus { tr_tokenizer *tokenizer; const char *const *first, *const *second; const int *same; } corpus;" ;;
     data:"static tr_dataset *read_csv"*) echo "enum { MOST = 1000 };" ;;
     data:"static tr_tensor *squares"*) echo "extern tr_score score;" ;;
     distributed-autograd:*) echo "extern tr_dist_optimizer *optimizer;" ;;
