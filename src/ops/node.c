@@ -218,7 +218,6 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
 {
     node->inputs[i] = (tr__input){x->shape, x->dtype, tr__device_of(x)};
     if (x->requires_grad) node->edges[i] = tr__edge_keep(tr__edge_to(x));
-    if (node->edges[i].leaf) TR__TRY(tr__segment_note(x));
     if (!(node->op->saves_inputs >> i & 1)) return TR_OK;
     tr__saved *saved = &node->saved_inputs[i];
     TR__TRY(tr__saved_set(saved, x, true));
@@ -229,9 +228,19 @@ static tr_status link_input(tr__node *node, int i, tr_tensor *x)
     return TR_OK;
 }
 
+/* What is computed again reads them, frozen ones, too, of which there may be no node. */
+static tr_status note_parameters(const tr_op_call *call)
+{
+    for (int i = 0; i < call->n_inputs; i++)
+        if (call->inputs[i] && tr__is_parameter(call->inputs[i])) TR__TRY(tr__segment_note(call->inputs[i]));
+    return TR_OK;
+}
+
 tr_status tr__record_op(const tr_op_call *call)
 {
-    if (!call->op->backward || !tr__grad_mode()) return TR_OK;
+    if (!tr__grad_mode()) return TR_OK;
+    if (tr__segment_runs()) TR__TRY(note_parameters(call));
+    if (!call->op->backward) return TR_OK;
     bool graph_left = false, requires_grad = false;
     for (int i = 0; i < call->n_inputs; i++) {
         graph_left |= call->inputs[i] && call->inputs[i]->graph_left;

@@ -49,7 +49,7 @@ static int64_t gradients(tr_module *net, float *to)
     return n;
 }
 
-/* tanh(x + bias): no op saves the bias. */
+/* tanh(x + bias): no op saves the bias, and none records it while it is frozen. */
 static tr_tensor *shifted_tanh(tr_module *self, tr_tensor *const *inputs, int n)
 {
     (void)n;
@@ -60,14 +60,16 @@ static tr_tensor *shifted_tanh(tr_module *self, tr_tensor *const *inputs, int n)
 static void a_leaf_that_no_op_saves_must_not_change(void **state)
 {
     (void)state;
-    for (int nested = 0; nested < 2; nested++) {
+    for (int k = 0; k < 4; k++) {
         TR_SCOPE;
+        bool nested = k % 2, frozen = k / 2;
         tr_module *net = tr_module_new("shifted", sizeof(tr_tensor *), shifted_tanh);
         tr_tensor **bias = tr_module_state(net);
         *bias = tr_module_parameter(net, "bias", tr_zeros(TR_SHAPE(1)));
         TR_CHECK(tr_set_recompute(net, true));
         if (nested) net = tr_sequential(net, tr_relu_layer());
         TR_CHECK(tr_set_recompute(net, true));
+        TR_CHECK(tr_freeze(net, frozen));
         tr_tensor *x = tr_full(0.5, TR_SHAPE(1), .requires_grad = true), *y = tr_forward(net, x);
         TR_CHECK(tr_fill(*bias, 2));
         assert_int_equal(tr_backward(y), TR_STATE);
