@@ -136,13 +136,14 @@ static tr_status run_kernel(tr_op_call *call)
     return status == TR_OK && tr__checks_numbers() ? tr__check_numbers(call) : status;
 }
 
-/* All inputs on one device, but for the op that copies between devices. */
-static tr_status check_devices(const tr_op_call *call)
+/* All inputs are there, and on one device. */
+static tr_status check_inputs(const tr_op_call *call)
 {
     const tr_tensor *first = NULL;
     for (int i = 0; i < call->n_inputs; i++) {
         const tr_tensor *x = call->inputs[i];
         if (!x) continue;
+        if (tr__is_vacant(x)) return tr__refuse_vacant(call->op->name, x);
         if (!first) first = x;
         if (tr_device_equal(tr__device_of(x), tr__device_of(first))) continue;
         char a[16], b[16];
@@ -194,7 +195,7 @@ tr_tensor *tr_apply(const tr_op *op, const void *attrs, tr_tensor *const *inputs
     if (op->flags & TR__OP_RANDOM && !(attrs = tr__segment_draw(attrs, op->attrs_size))) return tr__tensor_failed();
     tr_tensor *made[TR_OP_MAX_OUTPUTS] = {NULL};
     tr_op_call call = {.op = op, .attrs = attrs, .n_inputs = n_inputs, .inputs = inputs, .outputs = made};
-    tr_status status = check_devices(&call);
+    tr_status status = check_inputs(&call);
     if (status == TR_OK) status = tr__compute(&call);
     if (status == TR_OK) status = tr__record_op(&call);
     if (status == TR_OK && op->flags & TR__OP_JOINT) status = tr__segment_note_joint(&call);

@@ -201,7 +201,7 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now)
     if (saved->maker) return recompute(saved, as_now);
     if (saved->segment) return tr__segment_get(saved, as_now);
     if (!saved->tensor) return NULL;
-    if (!saved->tensor->storage->data && saved->tensor->storage->bytes) {
+    if (tr__is_vacant(saved->tensor)) {
         tr__fail(TR_STATE, "it needs a parameter %s whose memory is not here: it is in the tr_fully_shard() of a module whose outputs "
             "this backward does not come through", TR__TEXT(saved->tensor->shape));
         return kept_error();

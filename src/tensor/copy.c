@@ -189,6 +189,8 @@ static tr_status copy_across(tr_tensor *into, const tr_tensor *from)
 
 tr_status tr__copy_elements(tr_tensor *into, const tr_tensor *from)
 {
+    if (tr__is_vacant(into)) return tr__refuse_vacant("copy", into);
+    if (tr__is_vacant(from)) return tr__refuse_vacant("copy", from);
     tr_device to = tr__device_of(into), at = tr__device_of(from);
     if (to.kind == TR_CPU && at.kind == TR_CPU) {
         copy_on_cpu(into, from);

@@ -396,7 +396,13 @@ bool tr_is_contiguous(const tr_tensor *t)
 
 void *tr_data(const tr_tensor *t)
 {
-    return none(t) || tr__device_of(t).kind != TR_CPU ? NULL : tr__ptr(t);
+    return none(t) || tr__device_of(t).kind != TR_CPU || tr__is_vacant(t) ? NULL : tr__ptr(t);
+}
+
+tr_status tr__refuse_vacant(const char *what, const tr_tensor *t)
+{
+    return tr__fail(TR_STATE, "%s: %s shows a parameter whose memory is not here: it is in the tr_fully_shard() of a module whose "
+        "forward is not under way", what, TR__TEXT(t->shape));
 }
 
 tr_status tr_copy_out_element(int element, const tr_tensor *t, void *to, size_t bytes)
@@ -410,6 +416,7 @@ tr_status tr_copy_out_element(int element, const tr_tensor *t, void *to, size_t 
             tr_dtype_name(t->dtype), needed);
     if (!needed) return TR_OK;
     if (!to) return tr__fail(TR_INVALID, "copy_out: the memory to copy to is NULL");
+    if (tr__is_vacant(t)) return tr__refuse_vacant("copy_out", t);
     TR_SCOPE;
     const tr_tensor *flat = t;
     if (!tr_is_contiguous(t)) {
