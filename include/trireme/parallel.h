@@ -351,8 +351,8 @@ TR_API TR_MUST_CHECK tr_status tr_fully_shard_with(const tr_fully_shard_options 
 
 /* The whole tensors of a list of shards of the module's parameters: of tr_state_dict(module), or of
  * tr_optimizer_state() of an optimizer with its parameters. They are copies in the CPU's memory on every rank; what is
- * no shard, such as a buffer, is rank 0's. Collective: all ranks give the same list. A checkpoint of such lists fits
- * any program and any number of ranks. */
+ * no shard, such as a buffer, is rank 0's; what has no name of the module's is TR_INVALID. Collective: all ranks give
+ * the same list. A checkpoint of such lists fits any program and any number of ranks. */
 #define tr_unshard_state(module, state) tr_unshard_state_at((module), (state), TR__FILE, TR__LINE)
 TR_API tr_tensor_list *tr_unshard_state_at(tr_module *module, const tr_tensor_list *state, const char *file, int line);
 /* The reverse, which sends nothing: this rank's shards of whole tensors, for tr_load_state_dict() and

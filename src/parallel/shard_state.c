@@ -8,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The parameter that an entry is of: "weight" itself, or of an optimizer's state "weight.exp_avg". NULL: none is sharded. */
-static const tr__shard *shard_named(const tr_tensor_list *parameters, const char *name)
+/* What an entry is of: the module's "weight" itself, or of an optimizer's state "weight.exp_avg". NULL: nothing of the module. */
+static const tr_tensor *tensor_named(const tr_tensor_list *tensors, const char *name)
 {
-    for (int i = 0; i < parameters->count; i++) {
-        size_t length = strlen(parameters->entries[i].name);
-        if (strncmp(parameters->entries[i].name, name, length) == 0 && (!name[length] || name[length] == '.'))
-            return tr__shard_of(parameters->entries[i].tensor);
+    for (int i = 0; i < tensors->count; i++) {
+        size_t length = strlen(tensors->entries[i].name);
+        if (strncmp(tensors->entries[i].name, name, length) == 0 && (!name[length] || name[length] == '.'))
+            return tensors->entries[i].tensor;
     }
     return NULL;
 }
@@ -47,13 +47,18 @@ static tr_tensor *copy(tr_group *group, tr_tensor *t)
     return status == TR_OK ? own : tr__tensor_failed();
 }
 
-static tr_status join_all(const tr_tensor_list *parameters, const tr_tensor_list *state, tr_group *group, tr_tensor_list *whole)
+static tr_status join_all(const tr_tensor_list *tensors, const tr_tensor_list *state, tr_group *group, tr_tensor_list *whole)
 {
     TR_NO_GRAD;
     for (int i = 0; i < state->count; i++) {
         TR_SCOPE;
         tr_tensor *t = state->entries[i].tensor;
-        const tr__shard *s = shard_named(parameters, state->entries[i].name);
+        const tr_tensor *named = tensor_named(tensors, state->entries[i].name);
+        const tr__shard *s = tr__shard_of(t);
+        if (!s && named) s = tr__shard_of(named);
+        if (group && !s && !named && t->shape.ndim > 0)
+            return tr__fail(TR_INVALID, "unshard_state: the module has no \"%s\": it takes the module whose state the list is",
+                state->entries[i].name);
         int64_t from;
         bool sharded = s && tr_dtype_is_float(t->dtype) &&
             tr__shape_equal(t->shape, tr__shard_shape(s, tr_rank(s->spread.group), &from));
@@ -66,27 +71,28 @@ static tr_status join_all(const tr_tensor_list *parameters, const tr_tensor_list
 tr_tensor_list *tr_unshard_state_at(tr_module *module, const tr_tensor_list *state, const char *file, int line)
 {
     TR__CALLED_AT(file, line);
-    tr_tensor_list *whole = tr_list_new(), *parameters = tr_parameters(module);
+    tr_tensor_list *whole = tr_list_new(), *tensors = tr_state_dict(module);
     TR_SCOPE;
-    if (tr__error_of(parameters)) return tr__object_pass(&tr__list_type, parameters);
+    if (tr__error_of(tensors)) return tr__object_pass(&tr__list_type, tensors);
     tr_group *group = NULL;
-    for (int i = 0; i < parameters->count && !group; i++) {
-        const tr__shard *s = tr__shard_of(parameters->entries[i].tensor);
+    for (int i = 0; i < tensors->count && !group; i++) {
+        const tr__shard *s = tr__shard_of(tensors->entries[i].tensor);
         if (s) group = s->spread.group;
     }
     tr_status status = state ? tr_status_of(state) : tr__fail(TR_INVALID, "unshard_state: it takes a module and a state, not NULL");
-    if (status == TR_OK) status = join_all(parameters, state, group, whole);
+    if (status == TR_OK) status = join_all(tensors, state, group, whole);
     if (status != TR_OK && group) tr__group_give_up(group); /* the other ranks would wait */
     if (status != TR_OK) tr__object_break(whole);
     return whole;
 }
 
-static tr_status cut_all(const tr_tensor_list *parameters, const tr_tensor_list *whole, tr_tensor_list *own)
+static tr_status cut_all(const tr_tensor_list *tensors, const tr_tensor_list *whole, tr_tensor_list *own)
 {
     TR_NO_GRAD;
     for (int i = 0; i < whole->count; i++) {
         tr_tensor *t = tr_detach(whole->entries[i].tensor);
-        const tr__shard *s = shard_named(parameters, whole->entries[i].name);
+        const tr_tensor *of = tensor_named(tensors, whole->entries[i].name);
+        const tr__shard *s = of ? tr__shard_of(of) : NULL;
         if (s && tr_dtype_is_float(t->dtype) && tr__shape_equal(t->shape, s->whole)) {
             int64_t from;
             tr_shape shape = tr__shard_shape(s, tr_rank(s->spread.group), &from);
@@ -102,10 +108,10 @@ tr_tensor_list *tr_shard_state(tr_module *module, const tr_tensor_list *whole)
 {
     tr_tensor_list *own = tr_list_new();
     TR_SCOPE;
-    const tr_tensor_list *parameters = tr_parameters(module);
+    const tr_tensor_list *tensors = tr_state_dict(module);
     tr_status status = whole ? tr_status_of(whole) : tr__fail(TR_INVALID, "shard_state: it takes a module and a state, not NULL");
-    if (status == TR_OK) status = tr_status_of(parameters);
-    if (status == TR_OK) status = cut_all(parameters, whole, own);
+    if (status == TR_OK) status = tr_status_of(tensors);
+    if (status == TR_OK) status = cut_all(tensors, whole, own);
     if (status != TR_OK) tr__object_break(own);
     return own;
 }

@@ -89,10 +89,34 @@ static void what_would_be_wrong_is_refused(void **state)
     run(2, keep_a_view, NULL);
 }
 
+/* ---- Lists of a part, and evaluations -------------------------------------------------------------------------------------- */
+
+/* With the list of another module a rank's own shards are never taken for whole tensors. */
+static void unshard_a_part(rank *r)
+{
+    tr_module *net = tr_sequential(tr_linear(8, 8, .seed = 1), tr_linear(8, 8, .seed = 2)), *part = tr_module_find(net, "1");
+    OK(tr_fully_shard(tr_module_find(net, "0"), r->group));
+    OK(tr_fully_shard(net, r->group));
+    tr_tensor_list *whole = tr_unshard_state(net, tr_state_dict(part));
+    OK(tr_status_of(whole));
+    CHECK(tr_numel(tr_list_find(whole, "weight")) == 64 && tr_numel(tr_list_find(whole, "bias")) == 8);
+    tr_optimizer *opt = tr_adamw(tr_parameters(part));
+    OK(tr_status_of(tr_unshard_state(part, tr_optimizer_state(opt))));
+    CHECK(tr_status_of(tr_unshard_state(net, tr_optimizer_state(opt))) != TR_OK);
+    SAYS("unshard_state: the module has no \"weight.");
+}
+
+static void lists_of_a_part_are_whole_or_refused(void **state)
+{
+    (void)state;
+    run(2, unshard_a_part, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_would_be_wrong_is_refused),
+        cmocka_unit_test(lists_of_a_part_are_whole_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
