@@ -62,6 +62,11 @@ static tr_module *make_one(void)
     return probe_new(true);
 }
 
+static tr_module *make_two(void)
+{
+    return tr_sequential(probe_new(true), tr_linear(4, 3, .seed = 2));
+}
+
 /* ---- Refused ---------------------------------------------------------------------------------------------------------------- */
 
 /* A view that outlives the memory which it shows. */
@@ -112,11 +117,37 @@ static void lists_of_a_part_are_whole_or_refused(void **state)
     run(2, unshard_a_part, NULL);
 }
 
+/* A rank whose last batch has duplicates alone computes it, as the others need its shards. */
+static void evaluate(rank *r)
+{
+    tr_module *nets[2] = {make_two(), make_two()};
+    OK(tr_fully_shard(tr_module_find(nets[1], "0"), r->group));
+    OK(tr_fully_shard(nets[1], r->group));
+    for (int n = 5; n < 10; n++) {
+        TR_SCOPE;
+        tr_score score[2] = {{0}};
+        tr_dataset *set = tr_dataset_tensors(tr_randn(1, TR_SHAPE(n, 4)), tr_zeros(TR_SHAPE(n), .dtype = TR_I64));
+        OK(tr_evaluate(nets[0], tr_loader_new(set, .batch = 2), .score = &score[0]));
+        OK(tr_evaluate(nets[1], tr_loader_new(set, .batch = 2, .group = r->group), .group = r->group, .score = &score[1]));
+        CHECK(score[0].count == n && score[1].count == n);
+        CHECK(score[0].correct == score[1].correct && fabs(score[0].loss - score[1].loss) < 1e-5);
+    }
+    OK(tr_leave(r->group));
+}
+
+static void evaluations_count_each_sample_once(void **state)
+{
+    (void)state;
+    run(2, evaluate, NULL);
+    run(3, evaluate, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_would_be_wrong_is_refused),
         cmocka_unit_test(lists_of_a_part_are_whole_or_refused),
+        cmocka_unit_test(evaluations_count_each_sample_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
