@@ -193,6 +193,8 @@ static void refuse(rank *r)
     SAYS("\"weight\" is sharded with a module around this one already");
     CHECK(tr_status_of(tr_forward(tr_data_parallel(net), tr_ones(TR_SHAPE(2, 4)))) == TR_UNSUPPORTED);
     SAYS("calls other ranks in its forward");
+    CHECK(tr_module_to(net, tr_cpu(1)) == TR_STATE);
+    SAYS("tr_module_to: an optimizer, DDP or tr_fully_shard() holds \"0.weight\" already: move a module before");
     CHECK(tr_status_of(tr_unshard_state(net, NULL)) == TR_INVALID);
     CHECK(tr_status_of(tr_shard_state(net, NULL)) == TR_INVALID);
 }
