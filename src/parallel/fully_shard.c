@@ -161,6 +161,7 @@ static tr_status make_unit(tr__unit *u, const tr_fully_shard_options *o, const t
     int ranks = tr_world_size(o->group);
     u->group = tr_keep(o->group);
     u->number = tr__group_next_module(o->group);
+    u->site = (tr__call_site){o->file, o->line};
     u->keep = o->keep_after_forward;
     u->params = calloc((size_t)parameters->count, sizeof *u->params);
     u->counts = calloc((size_t)ranks, sizeof *u->counts);

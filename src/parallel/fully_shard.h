@@ -46,6 +46,7 @@ struct tr__unit {
     tr__around around; /* first: what the module has */
     tr_group *group;   /* a reference */
     int number;        /* in the group: its calls are not to meet another's */
+    tr__call_site site; /* of its tr_fully_shard() */
     bool keep;         /* its memory stays from forward to backward, by option */
     bool enclosed;     /* a unit of a module around it was made later: else it is a root, which stays, too */
     tr__unit_param *params;

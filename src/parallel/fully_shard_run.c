@@ -29,6 +29,8 @@ static tr_status gather(tr__unit *u)
 {
     tr_tensor *whole = u->whole->parameters;
     const tr_tensor *own = u->own->parameters;
+    bool known = tr__call_site_enter(NULL, 0).file; /* a forward does not say where the program calls it */
+    TR__CALLED_AT(known ? NULL : u->site.file, u->site.line);
     TR__TRY(tr__storage_occupy(whole->storage));
     TR__TRY(tr_all_gather_v(u->group, tr__ptr(own), tr__ptr(whole), u->counts[tr_rank(u->group)], .out_counts = u->counts,
         .dtype = whole->dtype, .device = tr__device_of(whole), .tag = tr__bucket_tag(u->number, 0)));

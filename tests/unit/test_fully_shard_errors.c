@@ -158,6 +158,8 @@ static void take_other_ways(rank *r)
     OK(tr_fully_shard(b, r->group));
     tr_tensor *y = tr_forward(r->number == 1 ? b : a, tr_ones(TR_SHAPE(1, 4)));
     CHECK(tr_status_of(y) == TR_MISMATCH);
+    SAYS("module 1 at ");
+    CHECK(!strstr(tr_error_message(), "fully_shard_run.c")); /* the program's lines */
 }
 
 static void other_units_at_a_time_are_a_mismatch(void **state)
