@@ -343,8 +343,8 @@ typedef struct tr_fully_shard_options {
  *
  * Not with tr_ddp(), tr_data_parallel(), tr_shard_optimizer(), tensor parallel layers, tr_step_in_backward(),
  * tr_dist_backward(), or optimizers that look at whole parameters (LAMB, LARS, Muon): these are TR_UNSUPPORTED or
- * TR_STATE. So is a parameter that is used outside the forward of its unit's module. Gradient hooks of shards are not
- * called.
+ * TR_STATE. So is a parameter that is used outside the forward of its unit's module, or that this forward writes to.
+ * Gradient hooks of shards are not called.
  */
 #define tr_fully_shard(...) TR__NEW2(tr_fully_shard, module, group, __VA_ARGS__, TR__HERE)
 TR_API TR_MUST_CHECK tr_status tr_fully_shard_with(const tr_fully_shard_options *options);

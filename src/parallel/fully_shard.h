@@ -29,10 +29,10 @@ typedef struct tr__unit tr__unit;
 
 typedef struct tr__unit_param {
     tr__unit *unit;
-    tr_tensor *whole;    /* a reference: what the module computes with, in error while its memory is away */
+    tr_tensor *whole;    /* a reference: what the module computes with, in error where that is neither in forward nor in backward */
     tr_tensor *shard;    /* a reference: what the program has of it, a leaf of its own */
     int hook;            /* at whole; -1: none */
-    bool final;          /* its gradient is, in the backward that runs */
+    bool learns;         /* in the backward that runs: it gets a gradient */
 } tr__unit_param;
 
 /*
@@ -54,11 +54,10 @@ struct tr__unit {
     tr__arena *whole, *own;   /* references */
     int64_t each, *counts;    /* elements of a rank's shard, as far as the gradients are; [ranks], as far as whole is */
     tr__error *away;          /* what whole tensors are in error with */
-    bool here;                /* the memory of whole is there, with the ranks' values of the latest forward */
+    bool here;                /* the memory of whole is there, with the ranks' values when it was gathered */
 
     _Atomic(tr__backward *) running; /* the backward that has gathered it; NULL: none */
-    int pending;              /* in it: gradients that are not final */
-    bool reduced;             /* in it: the gradients are in the shards, or there is none */
+    int pending;              /* in it: gradients that are not final. whole->gradients is there until they are in the shards */
 };
 
 extern const tr__type tr__unit_type;
