@@ -87,7 +87,7 @@ typedef struct tr__leaf {
     int next_hook;
     struct tr__grad_consumer *consumer; /* uses the gradient up during backward; NULL: the gradient stays */
     atomic_int optimizers;   /* that have it among their parameters */
-    atomic_int averagers;    /* that average its gradient over ranks, each with a replica of it: tr_ddp()s */
+    atomic_int averagers;    /* that average its gradient over ranks, each with a replica of it: tr_ddp()s; or a tr_fully_shard() */
     struct tr__grad_averager *averager; /* the first of them, which calls the consumer if it is the only one; NULL: it has gone, or is on a device */
     tr__spread *shards;      /* a reference: over the ranks that have its other shards; NULL: it is whole here */
     tr__spread *stages;      /* a reference: over the ranks that have the other stages of its pipeline; NULL: there are none */

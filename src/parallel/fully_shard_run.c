@@ -229,7 +229,10 @@ static tr_status gradient_is_final(tr_tensor *leaf, tr_tensor *grad, void *user,
     tr__unit_param *p = user;
     tr__unit *u = p->unit;
     (void)leaf;
-    if (!grad) return TR_OK;
+    if (!grad) { /* the backward has failed before, maybe without a node of the unit's, as that of an auxiliary loss */
+        tr__group_give_up(u->group);
+        return TR_OK;
+    }
     TR__TRY(begin(u, backward));
     TR__TRY(expect(u, p));
     u->pending -= p->learns;
@@ -365,6 +368,7 @@ tr_status tr__unit_start(tr__unit *u)
         tr__unit_param *p = &u->params[i];
         p->hook = tr__leaf_hook_add(p->whole, gradient_is_final, p);
         if (p->hook < 0) return tr__fail(TR_NO_MEMORY, "out of memory");
+        atomic_fetch_add(&p->whole->leaf->averagers, 1);
     }
     TR__KEEP_ERROR;
     tr__fail(TR_STATE, "the memory of this parameter is on other ranks: it is in the tr_fully_shard() of a module whose forward is "
@@ -381,6 +385,7 @@ static void destroy(void *self)
         if (p->hook >= 0) {
             set_away(u, p, false); /* no hook is taken from a leaf in error */
             tr_grad_hook_remove(p->whole, p->hook);
+            atomic_fetch_sub(&p->whole->leaf->averagers, 1);
             if (u->away) set_away(u, p, true);
         }
         tr__unref(p->whole);

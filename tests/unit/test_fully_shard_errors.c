@@ -102,6 +102,39 @@ static void a_failure_of_one_rank_ends_all(void **state)
     }
 }
 
+static tr_tensor *auxiliary_forward(tr_module *self, tr_tensor *const *inputs, int n)
+{
+    (void)n;
+    tr_tensor **state = tr_module_state(self); /* the parameter, then the loss */
+    tr_tensor *y = tr_mul(inputs[0], state[0]);
+    state[1] = tr_keep(tr_mean(y));
+    return y;
+}
+
+/* The backward of an auxiliary loss meets no node of the unit's, only its parameters. */
+static void fail_beside_the_unit(rank *r)
+{
+    bool fails = r->number == 1;
+    tr_module *net = tr_module_new("auxiliary", 2 * sizeof(tr_tensor *), auxiliary_forward);
+    tr_tensor **state = tr_module_state(net);
+    state[0] = tr_module_parameter(net, "weight", tr_ones(TR_SHAPE(4)));
+    OK(tr_fully_shard(net, r->group));
+    OK(tr_status_of(tr_forward(net, tr_ones(TR_SHAPE(2, 4)))));
+    tr_tensor *loss = fails ? tr_apply(&troubled, NULL, &state[1], 1, NULL) : state[1];
+    tr_status status = tr_backward(loss);
+    tr_release(state[1]);
+    if (fails) wait_until_given_up(r);
+    CHECK(status == (fails ? TR_STATE : TR_PEER));
+    SAYS("trouble in backward");
+    if (!fails) say_given_up(r);
+}
+
+static void a_failure_beside_a_unit_is_told(void **state)
+{
+    (void)state;
+    run(2, fail_beside_the_unit, NULL);
+}
+
 /* A rank that goes, in the midst of a step. */
 static void leave_early(rank *r)
 {
@@ -307,6 +340,7 @@ int main(void)
     setenv("TRIREME_CPU_DEVICES", "2", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_failure_of_one_rank_ends_all),
+        cmocka_unit_test(a_failure_beside_a_unit_is_told),
         cmocka_unit_test(a_rank_that_leaves_ends_a_backward),
         cmocka_unit_test(ranks_that_differ_are_a_mismatch),
         cmocka_unit_test(other_units_at_a_time_are_a_mismatch),
