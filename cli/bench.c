@@ -22,6 +22,8 @@ static int complete_options(void *self)
         return TR__MISUSE(TR__BENCH, "--size: the samples of %s are %s", b->model, usual->size ? "28 x 28" : "no images");
     if (b->capture && (b->ranks > 1 || tr__is_rank(NULL, NULL, NULL)))
         return TR__MISUSE(TR__BENCH, "--capture: ranks exchange gradients within a step, which no graph has; it takes one rank");
+    if (b->fully_sharded && b->ranks == 1 && !tr__is_rank(NULL, NULL, NULL))
+        return TR__MISUSE(TR__BENCH, "--fully-sharded: one rank has nothing to share; give --ranks 2 or more");
     int code = tr__check_device(TR__BENCH, b->device, b->backend, b->ranks);
     if (code >= 0) return code;
     if (!b->batch) b->batch = usual->batch;

@@ -19,8 +19,8 @@ typedef struct tr_dataset tr_dataset;
 
 #define TR_SAMPLE_MORE 6
 
-/* One sample, without the batch dimension. y is NULL where samples have no target, and so is each of more that they do
- * not have: an attention mask and token types beside ids x and label y, a second image, boxes. */
+/* One sample, without the batch dimension. A field that samples do not have is NULL. more holds up to six further
+ * tensors, such as an attention mask and token types beside ids x and label y, a second image, or boxes. */
 typedef struct tr_sample {
     tr_tensor *x, *y;
     tr_tensor *more[TR_SAMPLE_MORE];

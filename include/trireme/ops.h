@@ -370,8 +370,8 @@ typedef struct tr_cross_entropy_options {
     size_t size;
     const char *given;
     tr_tensor *logits;   /* [..., classes] */
-    tr_tensor *targets;  /* [...] i64 or i32, each in 0 … classes-1, or ignore_index; or floats as logits, [..., classes]: the
-                            probabilities of the classes, as of mixup or a teacher */
+    tr_tensor *targets;  /* [...] i64 or i32, each in 0 … classes-1, or ignore_index; or floats of the logits' shape: the
+                            probabilities of the classes, as from mixup or a teacher */
     int64_t ignore_index; /* the target that does not count; default -100, as in PyTorch. Not for probabilities */
     double label_smoothing; /* 0 … 1: the target's class gets the probability 1 - label_smoothing (probabilities are
                                multiplied by it), and the rest is spread over all classes */
@@ -382,7 +382,7 @@ typedef struct tr_cross_entropy_options {
  * outside the classes is an error. With TR_REDUCE_NONE: [...], 0 where the target does not count. With weights the mean
  * is divided by the sum of the targets' weights, and smoothing spreads a target over the classes by their weights; both
  * as PyTorch. Weights are used in f32, with f64 logits in f64.
- * Of probabilities each row's loss is the sum of -weight * probability * log softmax(logits), the mean is always over
+ * With probabilities each row's loss is the sum of -weight * probability * log softmax(logits), the mean is always over
  * rows, and targets, of any float dtype, may require a gradient. */
 #define tr_cross_entropy(...) TR__NEW2(tr_cross_entropy, logits, targets, __VA_ARGS__)
 TR_API tr_tensor *tr_cross_entropy_with(const tr_cross_entropy_options *options);

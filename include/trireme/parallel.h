@@ -337,9 +337,9 @@ typedef struct tr_fully_shard_options {
  *
  * Collective. First it compares the ranks' parameters, modules and options: what differs is TR_MISMATCH on every rank,
  * and the module is as it was. Then all ranks get rank 0's parameters and buffers; later each rank has its own buffers.
- * Forwards and backwards are collective, too, in one order on all ranks. A rank that fails in one breaks the group: the
- * others get TR_PEER, which names it and quotes its message. The parameters of a unit have one dtype and device. With
- * one rank nothing is changed.
+ * Forwards and backwards are collective, too, one at a time and in one order on all ranks. A rank that fails in one
+ * breaks the group: the others get TR_PEER, which names it and quotes its message. The parameters of a unit have one
+ * dtype and device. With one rank nothing is changed.
  *
  * Not with tr_ddp(), tr_data_parallel(), tr_shard_optimizer(), tensor parallel layers, tr_step_in_backward(),
  * tr_dist_backward(), or optimizers that look at whole parameters (LAMB, LARS, Muon): these are TR_UNSUPPORTED or
@@ -352,7 +352,8 @@ TR_API TR_MUST_CHECK tr_status tr_fully_shard_with(const tr_fully_shard_options 
 /* The whole tensors of a list of shards of the module's parameters: of tr_state_dict(module), or of
  * tr_optimizer_state() of an optimizer with its parameters. They are copies in the CPU's memory on every rank; what is
  * no shard, such as a buffer, is rank 0's; what has no name of the module's is TR_INVALID. Collective: all ranks give
- * the same list. A checkpoint of such lists fits any program and any number of ranks. */
+ * the same list, and a failure breaks the group, so that none waits. A checkpoint of such lists fits any program and
+ * any number of ranks. */
 #define tr_unshard_state(module, state) tr_unshard_state_at((module), (state), TR__FILE, TR__LINE)
 TR_API tr_tensor_list *tr_unshard_state_at(tr_module *module, const tr_tensor_list *state, const char *file, int line);
 /* The reverse, which sends nothing: this rank's shards of whole tensors, for tr_load_state_dict() and

@@ -530,7 +530,8 @@ static void tell_unreached(tr__backward *b)
 /* Frees what a backward has. */
 static tr_status finish(tr__backward *b, tr_status status)
 {
-    if (status != TR_OK && !b->used_up) tell_unreached(b); /* else all ranks most likely make this mistake, and nothing was sent */
+    /* used_up: refused before anything was sent, most likely on all ranks, whose groups need not break. */
+    if (status != TR_OK && !b->used_up) tell_unreached(b);
     status = tr__backward_finish(b, status);
     for (size_t i = 0; i < b->count; i++)
         for (int k = 0; k < TR_OP_MAX_OUTPUTS; k++) tr__unref(b->stops[i].grads[k]);

@@ -28,8 +28,8 @@ typedef struct tr__backward_callback {
     tr_status (*finish)(void *user, tr_status status);
     /* The backward has failed, with this status and the thread's latest failure: a finish() that waits for other ranks must
      * return soon. Called from another thread, also before finish() has begun or after it has returned, as the finish() of
-     * another callback may be the one that waits. NULL: no detached backward has the
-     * callback, and only those are cancelled. */
+     * another callback may be the one that waits. Only detached backwards are cancelled: NULL for a callback that is never added
+     * to one. */
     void (*cancel)(void *user, const tr__backward *backward, tr_status status);
     void *user;
     void *held; /* an object that both need, referenced until neither can be called any more; or NULL */

@@ -14,7 +14,7 @@
         if (*tr__at) *tr__at = (item)->next;                            \
     } while (0)
 
-/* Goes through a list, whose items may go, or change lists, when they have their turn. */
+/* Visits each item. The body may free the item or put it into another list, as ->next is read before; but not free the next. */
 #define TR__FOR_EACH(item, first)                                                        \
     for (__typeof__(first) item = (first), item##_next = item ? item->next : NULL; item; \
          item = item##_next, item##_next = item ? item->next : NULL)

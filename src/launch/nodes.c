@@ -24,8 +24,8 @@ enum {
     ANSWER_MS = 20000,       /* for node 0's store, once the nodes have met: the launcher may be cut off; and for the others to ask
                               * it how the job has ended */
     REFUSE_MS = 5000,        /* to find those that are to be told that this one cannot take part */
-    SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead; */
-    SILENT_SPARE_MS = 30000, /* sooner where the job can do without it */
+    SILENT_MS = 600000,      /* a launcher that says nothing for so long is taken for dead */
+    SILENT_SPARE_MS = 30000, /* the same where .min_nodes lets the job go on without it */
     TOKEN_MOST = 256,        /* bytes; it travels in an environment */
     SIGNAL_FIRST_MS = 500,   /* a death by signal comes before an exit at most so much earlier */
     VICTIM_LAST_MS = 86400000, /* longer than any job takes to end */
@@ -472,7 +472,8 @@ static void agree_on_end(tr__nodes *n)
     int number = -1;
     if (n->lost && n->lost_node == 0) return;
     if (tr__store_compare_set(n->here, "end", NULL, 0, mine, bytes, ANSWER_MS, &first, &bytes) != TR_OK) return;
-    bool over = *(const char *)first < 'a'; /* else it is "node 1 …", or "a node …" */
+    /* Else it is "node 1 …", or "a node …". */
+    bool over = bytes == (size_t)n->count * sizeof *n->all && *(const char *)first < 'a';
     if (over) {
         memcpy(n->all, first, bytes);
     } else if (n->over || n->lost_node != n->rank) {

@@ -30,8 +30,8 @@ void tr__wire_close(tr__wire *w);
 
 /* From here on through TLS; what has come behind the last record is the beginning of it. False without memory. */
 bool tr__wire_encrypt(tr__wire *w, tr__tls_key *key, tr__tls_side side);
-/* For a server, whose wire is in the clear yet: looks at the first byte that has come, and goes on through TLS if there is a key.
- * 1: so it is; 0: nothing has come yet; -1: failed, and errno: EPROTO: only one of the two ends means to speak TLS. */
+/* For a server, whose wire is still in the clear: looks at the first byte that has come, and with a key goes on through TLS.
+ * 1: begun; 0: nothing has come yet; -1: failed, and errno: EPROTO: only one of the two ends means to speak TLS. */
 int tr__wire_begin(tr__wire *w, tr__tls_key *key);
 /* Begins the handshake, or carries it on with what has come. 1: done, or there is none; 0: more must come; -1: failed, and errno:
  * EPROTO: what came is no handshake, or one with another key. */

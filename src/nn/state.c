@@ -174,8 +174,8 @@ static tr_status copy_all(const tr_tensor_list *own, tr_device device, move *mov
         tr_tensor *tensor = tr_list_at(own, i);
         if (tr_device_equal(tr__device_of(tensor), device)) continue;
         if (tr__arena_slot_of(tensor))
-            return tr__fail(TR_STATE, "tr_module_to: an optimizer, DDP or tr_fully_shard() holds \"%s\" already: move a module before",
-                tr_list_name(own, i));
+            return tr__fail(TR_STATE, "tr_module_to: an optimizer, DDP or tr_fully_shard() holds \"%s\" already: move a module "
+                "before", tr_list_name(own, i));
         TR__TRY(copy_to(tensor, device, &moves[*n]));
         ++*n;
         if (!tensor->leaf || !tensor->leaf->grad) continue;

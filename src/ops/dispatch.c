@@ -124,7 +124,8 @@ static tr_status run_profiled(tr_op_call *call)
     tr_status status = run_first_kernel(call);
     const tr_tensor *y = call->n_outputs > 0 ? call->outputs[0] : NULL;
     snprintf(span.name, sizeof span.name, "%s", call->op->name);
-    if (tr__op_builtin(call->op) && device_of_first(call->outputs, call->n_outputs).kind == TR_CPU) span.algorithm = tr__plan_name(call);
+    if (tr__op_builtin(call->op) && device_of_first(call->outputs, call->n_outputs).kind == TR_CPU)
+        span.algorithm = tr__plan_name(call);
     if (y) snprintf(span.detail, sizeof span.detail, "%s %s", tr_dtype_name(y->dtype), TR__TEXT(y->shape));
     tr__profile_add(span);
     return status;

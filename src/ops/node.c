@@ -202,8 +202,8 @@ tr_tensor *tr__saved_get(const tr__saved *saved, bool as_now)
     if (saved->segment) return tr__segment_get(saved, as_now);
     if (!saved->tensor) return NULL;
     if (tr__is_vacant(saved->tensor)) {
-        tr__fail(TR_STATE, "it needs a parameter %s whose memory is not here: it is in the tr_fully_shard() of a module whose outputs "
-            "this backward does not come through", TR__TEXT(saved->tensor->shape));
+        tr__fail(TR_STATE, "it needs a parameter %s whose memory is not here: it is in the tr_fully_shard() of a module whose "
+            "outputs this backward does not come through", TR__TEXT(saved->tensor->shape));
         return kept_error();
     }
     if (saved->version != tr__version(saved->tensor) && !(as_now && saved->of_leaf)) {

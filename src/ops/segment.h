@@ -7,9 +7,9 @@
  *             slots in the order in which it saves; each is released with the node that holds it
  *
  * So hooks, DDP and distributed backwards see an ordinary graph. Leaves are saved as usual: they live anyway, and writes to
- * them are detected, also to those that no op saves, as a bias, or that are frozen. f must do the same both times: random ops get the attributes
- * of the first run, and code that updates statistics asks tr_recomputing(). Segments nest: an inner one saves its inputs
- * through the outer one.
+ * them are detected, also to those that no op saves, as a bias, or that are frozen. f must do the same both times: random ops get
+ * the attributes of the first run, and code that updates statistics asks tr_recomputing(). Segments nest: an inner one saves its
+ * inputs through the outer one.
  */
 #ifndef TR_OPS_SEGMENT_H
 #define TR_OPS_SEGMENT_H

@@ -26,7 +26,8 @@
 /* The order is part of the interface of device kernels (trireme/kernels.h). Adamax has no .decoupled: its setting is 0. */
 enum { BETA1 = TR__OWN, BETA2, EPS, DECOUPLED, NADAM_MOMENTUM_DECAY = DECOUPLED, NADAM_DECOUPLED };
 
-/* What all of them have before and behind CONSTANTS and the update, which computes p[i] from x, g, m[i] and the second state v. */
+/* The frame of each kernel: CONSTANTS come before the loop, and the update in it computes p[i] from x, g, m[i] and the second
+ * state v. */
 #define ADAM_KERNEL(name, P, S, read, write, decoupled, CONSTANTS, ...)                                   \
     TR__UPDATE_KERNEL(name, P, S, read,                                                                   \
         const double lr = u->lr; const double t = (double)u->step;                                        \

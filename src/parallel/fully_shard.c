@@ -243,7 +243,7 @@ tr_status tr_fully_shard_with(const tr_fully_shard_options *options)
     if (!o.group) return tr__fail(TR_INVALID, "fully_shard: it takes a module and a group, not NULL");
     TR_SCOPE;
     found f = {.parameters = tr_list_new(), .buffers = tr_list_new()};
-    /* What is wrong on all ranks is found after this, so that nobody waits here for one that has failed. */
+    /* compare_ranks() tells the others of a failure of this rank alone, so that none waits for it. */
     tr_status status = take_stock(o.module, &f);
     TR__TRY(compare_ranks(&o, status, &f));
     if (tr_world_size(o.group) == 1) return TR_OK;

@@ -1,5 +1,5 @@
 /*
- * Fully sharded parameters: what of them stands at a parameter, and in a unit.
+ * Fully sharded parameters: what the leaf of a shard and a unit hold.
  */
 #ifndef TR_PARALLEL_FULLY_SHARD_H
 #define TR_PARALLEL_FULLY_SHARD_H

@@ -160,12 +160,6 @@ static tr_status backward_ends(void *user, tr_status status)
     return status;
 }
 
-static void backward_is_cancelled(void *user, const tr__backward *backward, tr_status status)
-{
-    const tr__unit *u = user;
-    if (u->running == backward) break_group(u, status);
-}
-
 static tr_status refuse_consumers(const tr__unit *u)
 {
     for (int i = 0; i < u->n_params; i++)
@@ -188,8 +182,7 @@ static tr_status begin(tr__unit *u, tr__backward *backward)
         return tr__fail(TR_STATE, "fully_shard: another backward through the module is under way: one at a time, in the same order "
             "on all ranks");
     u->pending = 0;
-    tr_status status = tr__backward_on_end(backward, (tr__backward_callback){
-        .finish = backward_ends, .cancel = backward_is_cancelled, .user = u, .held = u});
+    tr_status status = tr__backward_on_end(backward, (tr__backward_callback){.finish = backward_ends, .user = u, .held = u});
     if (status != TR_OK) {
         u->running = NULL;
         return status;

@@ -72,8 +72,8 @@ tr_tensor_list *tr_unshard_state_at(tr_module *module, const tr_tensor_list *sta
 {
     TR__CALLED_AT(file, line);
     tr_tensor_list *whole = tr_list_new(), *tensors = tr_state_dict(module);
+    if (tr__error_of(tensors)) return tensors;
     TR_SCOPE;
-    if (tr__error_of(tensors)) return tr__object_pass(&tr__list_type, tensors);
     tr_group *group = NULL;
     for (int i = 0; i < tensors->count && !group; i++) {
         const tr__shard *s = tr__shard_of(tensors->entries[i].tensor);

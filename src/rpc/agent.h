@@ -321,7 +321,7 @@ tr_future *tr__rpc_begin(tr_rpc *rpc, const tr__rpc_plan *plan);
 
 /* Sends a message; `to` may be ourselves. The writer stays the caller's. */
 tr_status tr__rpc_send(tr_rpc *rpc, int to, tr__rpc_frame frame, const tr__rpc_writer *w);
-/* One of bytes, and a text (NULL: none). It fails only with its link, of which everybody hears. */
+/* Sends a message of bytes and a text (NULL: none). A failure is not reported: it fails with its link, of which everybody hears. */
 void tr__rpc_tell(tr_rpc *rpc, int to, tr__rpc_frame frame, const void *bytes, size_t count, const char *text);
 /* The bytes that a piece refers to, row-major. */
 tr_status tr__rpc_piece_copy(const tr__rpc_piece *piece, void *to);

@@ -233,8 +233,9 @@ tr_tensor *tr__tensor_on(const tr_tensor *x, tr_device device)
     if (!tr__one_memory(tr__device_of(x), device))
         return tr__tensor_fail(TR_UNSUPPORTED, "%s cannot use memory of %s in place", tr_device_name(device, (char[16]){0}),
             tr_device_name(tr__device_of(x), (char[16]){0}));
-    tr_tensor *t = tr__tensor_borrow(&(tr__storage){.device = device, .data = x->storage->data, .bytes = x->storage->bytes,
-                                         .kind = TR__WRAPPED, .release = let_go, .user = x->storage}, x->shape, x->stride, x->dtype);
+    tr__storage storage = {.device = device, .data = x->storage->data, .bytes = x->storage->bytes, .kind = TR__WRAPPED,
+        .release = let_go, .user = x->storage};
+    tr_tensor *t = tr__tensor_borrow(&storage, x->shape, x->stride, x->dtype);
     if (tr__bad(t)) return t;
     tr__storage_ref(x->storage);
     t->offset = x->offset;

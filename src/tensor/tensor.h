@@ -100,7 +100,7 @@ static inline bool tr__bad(const tr_tensor *x) { return x->object.error != NULL;
 
 static inline tr_device tr__device_of(const tr_tensor *x) { return x->storage->device; }
 static inline tr__pool *tr__pool_of(const tr_tensor *x) { return tr__cpu_pool(x->storage->device); }
-/* Is the memory of what it shows not here (tr__storage_vacate())? */
+/* Has its storage given its memory back (tr__storage_vacate())? */
 static inline bool tr__is_vacant(const tr_tensor *t) { return !t->storage->data && t->storage->bytes; }
 /* Says so, and fails. */
 tr_status tr__refuse_vacant(const char *what, const tr_tensor *t);

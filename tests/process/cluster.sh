@@ -20,7 +20,7 @@ gone() {
     tries=0
     while pgrep -f "$1" >left; do
         tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "left behind: $(cat left)"
+        [ $tries -lt 1200 ] || fail "left behind: $(cat left)"
         sleep 0.05
     done
 }

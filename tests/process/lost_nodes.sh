@@ -46,7 +46,7 @@ expect() {
     tries=0
     while pgrep -f "sleep $mark" >left; do
         tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "left behind: $(cat left)"
+        [ $tries -lt 1200 ] || fail "left behind: $(cat left)"
         sleep 0.05
     done
 }

@@ -42,7 +42,8 @@ lines() {
         sleep 0.05
     done
 }
-# gone MARK: no process that was started with this argument is left. until_gone: nor soon, where the guard of a launcher ends them.
+# gone MARK: no process that was started with this argument is left.
+# until_gone MARK: the same, but waits: the guard of a killed launcher takes a moment to end its ranks.
 gone() {
     ! pgrep -f "$1" >left || fail "left behind: $(cat left)"
 }

@@ -1,4 +1,4 @@
-/* Fully sharded parameters: the bits of DDP, with a share of the parameters, gradients and moments on each rank. */
+/* Fully sharded parameters: the bits of DDP, with a shard of the parameters, gradients and moments on each rank. */
 #include "comm_ranks.h"
 #include "files.h"
 
@@ -388,7 +388,7 @@ static int64_t bytes_in_use(bool peak)
     return tr_device_memory_of(tr_cpu(0), &m) == TR_OK ? (peak ? m.peak : m.in_use) : -1;
 }
 
-/* All ranks' tensors are on one device: rank 0 counts, while the others wait. */
+/* All ranks' tensors are on one device: each rank reads its counters between barriers, while no rank allocates or frees. */
 static void count_bytes(rank *r)
 {
     tr_module *layers[DEPTH + 1];

@@ -231,6 +231,7 @@ static void refuse(rank *r)
     CHECK(tr_module_to(net, tr_cpu(1)) == TR_STATE);
     SAYS("tr_module_to: an optimizer, DDP or tr_fully_shard() holds \"0.weight\" already: move a module before");
     CHECK(tr_status_of(tr_unshard_state(net, NULL)) == TR_INVALID);
+    CHECK(tr_status_of(tr_unshard_state(NULL, tr_list_new())) == TR_INVALID);
     CHECK(tr_status_of(tr_shard_state(net, NULL)) == TR_INVALID);
 }
 

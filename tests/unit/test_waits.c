@@ -87,7 +87,7 @@ static void who_comes_as_time_is_up_counts_in_shared_memory(void **state)
     run(2, come_as_time_is_up, &(const wait){meet, 27});
 }
 
-/* Over a ring: the recorder, the first sleep, and the second sleep. */
+/* Over a ring, whichever reading of the clock it is: the recorder's, or one of a look before a sleep. */
 static void a_message_that_comes_as_time_is_up_counts(void **state)
 {
     (void)state;

@@ -176,7 +176,7 @@ static void consume(tr__client *c, size_t bytes)
     c->capacity = 0;
 }
 
-/* The length of the frame that has come whole and may be handled now; 0: there is none; -1: what has come is none. */
+/* The length of the frame that has come whole and may be handled now; 0: there is none; -1: it is no frame. */
 static ssize_t find_frame(const tr__client *c, tr__frame *frame)
 {
     if (!is_new(c) && c->state != TR__CLIENT_IDLE) return 0;
@@ -259,6 +259,7 @@ static void on_ready(uv_poll_t *poll, int error, int events)
     if (c->state == TR__CLIENT_REPLYING) send_more(c);
     if (c->state != TR__CLIENT_CLOSING && !hear(c)) tr__client_close(c);
     work_on(c);
+    /* A socket with room is ready at once: that is how the next frame that lies here gets its turn, after the other clients'. */
     bool waits = c->state == TR__CLIENT_REPLYING || find_frame(c, &(tr__frame){0}) != 0;
     if (error || (c->state != TR__CLIENT_CLOSING && c->waits != waits && !watch(c, waits))) tr__client_close(c);
 }

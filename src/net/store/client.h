@@ -70,7 +70,7 @@ typedef struct tr__client {
     int origin;           /* of a STRANGER */
     tr__wire wire;
     bool begun;           /* its first byte has come */
-    bool waits;           /* for room in the socket, too */
+    bool waits;           /* for room in the socket, too: to send the rest of a reply, or for its next turn */
     unsigned char *bytes; /* received and not handled */
     size_t used, capacity;
     tr__entry *entry; /* WAITING: what for */
@@ -85,8 +85,8 @@ typedef struct tr__client {
     int rest_count;
 } tr__client;
 
-/* Makes a stranger of zeroed memory from calloc() and a connection that has come, which it takes over, or closes if it cannot listen
- * to it. */
+/* Makes a stranger of zeroed memory from calloc() and a connection that has come, which it takes over, or closes if it cannot
+ * listen to it. */
 void tr__client_begin(tr__client *client, tr__server *server, int socket);
 void tr__client_close(tr__client *client);
 void tr__clients_close(tr__ring *members);
