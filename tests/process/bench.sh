@@ -38,16 +38,8 @@ documented r.json 'bench model'
 
 # A process that the peer leaves behind has its stdout open: nobody waits for it, and it is asked to end.
 mark=$((2000000 + $$))
-gone() {
-    tries=0
-    while pgrep -f "$1" >left; do
-        tries=$((tries + 1))
-        [ $tries -lt 200 ] || fail "left behind: $1, $(cat left)"
-        sleep 0.05
-    done
-}
 bench --peer "sleep $mark & sh peer" || fail "exit code $?"
-gone "sleep $mark"
+until_gone "sleep $mark"
 
 # Between turns what a launcher has started is stopped, also in a group of its own, and the launcher is not: mpirun
 # reports each SIGCONT. Where the bench is killed nothing is left, as the shell that runs the command is stopped then.
@@ -74,7 +66,7 @@ grep -q '^State:.T' "/proc/$(cat shell)/status" || fail "the worker is stopped b
 kill -9 $job
 wait $job 2>/dev/null || :
 job=
-gone "launcher $mark"
+until_gone "launcher $mark"
 tries=0
 while grep -q '^State:.[^Z]' "/proc/$(cat worker)/status" 2>/dev/null; do
     tries=$((tries + 1))
@@ -113,11 +105,11 @@ refuses 'it ended before its work was done' --peer "sleep $mark & echo ready; re
 refuses 'not a time' --peer 'echo ready; while read line; do echo fast; done'
 # Nobody waits for a peer that failed, nor is it left behind.
 refuses 'not a time' --peer "echo ready; read line; echo fast; exec sleep $mark"
-gone "sleep $mark"
+until_gone "sleep $mark"
 for bench in rpc dist-autograd; do
     ! "$TRIREME" bench $bench --peer "sleep $mark &" >out 2>err || fail "$bench took a peer that ends"
     grep -q 'it ended before it printed "ready"' err || fail "$bench: no word about its peer"
-    gone "sleep $mark"
+    until_gone "sleep $mark"
 done
 
 # What cannot go well is said once, before anything is measured.

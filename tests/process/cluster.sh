@@ -16,14 +16,6 @@ cluster() {
 }
 # says FILE TEXT
 says() { grep -qF -e "$2" "$1" || fail "no \"$2\" in $1"; }
-gone() {
-    tries=0
-    while pgrep -f "$1" >left; do
-        tries=$((tries + 1))
-        [ $tries -lt 1200 ] || fail "left behind: $(cat left)"
-        sleep 0.05
-    done
-}
 # until_says FILE TEXT
 until_says() {
     tries=0
@@ -148,7 +140,7 @@ says followed '[0] bye'
 says followed '[1] bye'
 cluster status >out
 says out 'stopped by signal 15'
-gone "sleep $mark"
+until_gone "sleep $mark"
 
 # Its ranks take no notice.
 stubborn="trap 'echo no' TERM; echo hello; while :; do sleep 0.05; done; : $mark"
@@ -165,7 +157,7 @@ says out 'stopped by signal 15'
 cluster start --slots 2 --detach --job orphan sh -c "echo hello; sleep $mark" >out
 until_says state/orphan/log '[1] hello'
 kill -9 "$(sed 's/.* pid \([0-9]*\) .*/\1/' state/orphan/job)"
-gone "sleep $mark"
+until_gone "sleep $mark"
 cluster status >out
 says out 'was killed'
 
@@ -259,7 +251,7 @@ says out "rank 1 of 2"
 says err 'trireme cluster start: node 1'
 says err 'rank 3 (pid'
 says err 'was killed by signal 9'
-gone "sleep $mark"
+until_gone "sleep $mark"
 
 # Stopped from another shell.
 on start $run "ssh -F $work/ssh_config" --job both sh -c "echo up; sleep $mark" >out 2>err & started=$!
@@ -267,7 +259,7 @@ until_says out '[0] up'
 until_says out '[4] up'
 cluster stop both || fail "stop"
 wait $started && fail "a job that was stopped ended well"
-gone "sleep $mark"
+until_gone "sleep $mark"
 
 # So are ranks that take no notice; and when the process that they are bound to is killed.
 for how in stop kill; do
@@ -282,7 +274,7 @@ for how in stop kill; do
         kill -9 "$(sed 's/.* pid \([0-9]*\) .*/\1/' state/kill/job)"
     fi
     wait $started && fail "a job that was stopped ended well"
-    gone ": $mark"
+    until_gone ": $mark"
 done
 
 # A host is switched off.
@@ -294,4 +286,4 @@ kill -9 "${servers##* }"
 wait $started && fail "a job that lost a host ended well"
 says err 'trireme cluster start: '
 grep -qE 'node 1 .* is gone|^trireme cluster start: b: its launcher, or ssh, ended' err || fail "the lost host is not named"
-gone "sleep $mark"
+until_gone "sleep $mark"

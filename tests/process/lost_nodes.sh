@@ -43,12 +43,7 @@ expect() {
     done
     pids=
     [ "$said" = " $1" ] || fail "exit codes$said, not $1"
-    tries=0
-    while pgrep -f "sleep $mark" >left; do
-        tries=$((tries + 1))
-        [ $tries -lt 1200 ] || fail "left behind: $(cat left)"
-        sleep 0.05
-    done
+    until_gone "sleep $mark"
 }
 # says FILE PATTERN: at once. until_says: at some time.
 says() { grep -q "$2" "$1" || fail "no '$2' in $1"; }

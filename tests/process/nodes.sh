@@ -43,17 +43,8 @@ lines() {
     done
 }
 # gone MARK: no process that was started with this argument is left.
-# until_gone MARK: the same, but waits: the guard of a killed launcher takes a moment to end its ranks.
 gone() {
     ! pgrep -f "$1" >left || fail "left behind: $(cat left)"
-}
-until_gone() {
-    tries=0
-    while pgrep -f "$1" >left; do
-        tries=$((tries + 1))
-        [ $tries -lt 1200 ] || fail "left behind: $(cat left)"
-        sleep 0.05
-    done
 }
 
 # Ranks of node 0 come first; nodes may have different numbers of them.
